@@ -1,0 +1,64 @@
+"""What holds for the repository as a whole: a light import, short files, nothing that belongs to one machine."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+OPTIONAL = ("torch", "triton", "transformers", "typer")
+# Written so that this file does not match.
+LOCAL = re.compile(r"/(?:work|root|home)/|py[p]i\.org|python[h]osted\.org|registry\.[n]pmjs|download\.[p]ytorch")
+
+
+def repository_files() -> list[Path]:
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+    )
+    return [path for name in listing.stdout.decode().split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def fresh(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout
+
+
+def test_import_loads_nothing_optional() -> None:
+    assert fresh(f"import sys, draftproof; print([m for m in {OPTIONAL} if m in sys.modules])").strip() == "[]"
+
+
+def test_import_is_fast() -> None:
+    code = "import numpy, time; start = time.perf_counter(); import draftproof; print(time.perf_counter() - start)"
+    assert statistics.median(float(fresh(code)) for _ in range(5)) < 0.2
+
+
+def test_files_are_short() -> None:
+    lines = {p: len(p.read_text().splitlines()) for p in repository_files() if p.suffix in {".py", ".cpp", ".h"}}
+    assert ROOT / "src/draftproof/__init__.py" in lines
+    assert {str(p.relative_to(ROOT)): n for p, n in lines.items() if n > 500} == {}
+
+
+def test_nothing_names_a_machine_or_a_registry() -> None:
+    assert LOCAL.search(f"cd /{'home'}/me")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line}"
+        for path in repository_files()
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if LOCAL.search(line)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("library", [np, torch], ids=["numpy", "torch"])
+def test_uninitialised_memory_of_the_package_is_poisoned(library: Any) -> None:
+    package: dict[str, Any] = {"__name__": "draftproof.module", "library": library}
+    exec("def allocate(dtype): return library.empty(4, dtype=dtype)", package)
+    for dtype, expected in (("float32", "nan"), ("int64", str(2**62 - 1)), ("bool", "True")):
+        assert [str(v) for v in package["allocate"](getattr(library, dtype)).tolist()] == [expected] * 4
