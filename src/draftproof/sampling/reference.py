@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,9 +40,7 @@ class Filtered(NamedTuple):
 def penalise(logits: Sequence[float], penalty: float, history: Collection[int]) -> list[float]:
     """Push the logit of each id in the history towards minus infinity, once (Keskar et al. 2019)."""
     present = set(history)
-    return rounded(
-        [(l * penalty if l < 0 else l / penalty) if x in present else l for x, l in enumerate(logits)]
-    )
+    return rounded([(v * penalty if v < 0 else v / penalty) if x in present else v for x, v in enumerate(logits)])
 
 
 def weights(logits: Sequence[float], temperature: float) -> list[float]:
@@ -51,7 +49,7 @@ def weights(logits: Sequence[float], temperature: float) -> list[float]:
     if temperature == 0:
         first = logits.index(top)
         return [float(x == first) for x in range(len(logits))]
-    return [1.0 if l == top else math.exp((l - top) / temperature) for l in logits]
+    return [1.0 if v == top else math.exp((v - top) / temperature) for v in logits]
 
 
 def kept(
@@ -72,7 +70,8 @@ def kept(
         order = [x for x in order if scores[x] >= scores[order[top_k - 1]]]
     if top_p is not None and top_p < 1:
         limit = (top_p - TOP_P_SLACK) * sum(masses[x] for x in order)
-        above, survivors = 0, []
+        above: Any = 0
+        survivors: list[int] = []
         for x in order:
             if survivors and above >= limit:
                 break
@@ -91,8 +90,8 @@ def allowed_logits(
     if params.repetition_penalty is not None:
         logits = penalise(logits, params.repetition_penalty, history)
     if allowed is not None:
-        logits = [l if ok else -math.inf for l, ok in zip(logits, allowed, strict=True)]
-    if any(math.isnan(l) for l in logits):
+        logits = [v if ok else -math.inf for v, ok in zip(logits, allowed, strict=True)]
+    if any(math.isnan(v) for v in logits):
         raise DeadRow(Status.NAN)
     if max(logits) == -math.inf:
         raise DeadRow(Status.EMPTY_SUPPORT)
@@ -117,7 +116,7 @@ def filtered(
     if params.temperature == 0:
         ids, scores = [masses.index(1.0)], row
     else:
-        scores = rounded([l / params.temperature for l in row])
+        scores = rounded([v / params.temperature for v in row])
         ids = kept(row, scores, masses, params.top_k, params.top_p, params.min_p)
     stays = set(ids)
     return Filtered(
@@ -152,13 +151,12 @@ def rounded(values: Array) -> list[float]:
 
 def params_of(filters: Filters, b: int) -> SamplingParams:
     """Return the filters of row b."""
-    return SamplingParams(*(None if f is None else f[b].item() for f in filters))
+    values: list[Any] = [None if f is None else f[b].item() for f in filters]
+    return SamplingParams(*values)
 
 
-def allowed_of(mask: Array | None, vocab: int) -> list[bool] | None:
+def allowed_of(mask: Array, vocab: int) -> list[bool]:
     """Return one row of a mask, bool ``[V]`` or packed int32 words, as bools."""
-    if mask is None:
-        return None
     if mask.dtype == np.bool_:
         return mask.tolist()
     return [bool(int(mask[x >> 5]) >> (x & 31) & 1) for x in range(vocab)]
@@ -203,7 +201,7 @@ def sample_with_logprobs(
             continue
         index = None if draft_index is None else int(draft_index[b])
         x = sample_one(row, Uniforms(int(seed[b]), int(offset[b])), index)
-        count = sum(l > -math.inf for l in row.logits)
+        count = sum(v > -math.inf for v in row.logits)
         rows.append((x, _log_probability(row.masses, x), _log_probability(weights(raw, 1.0), x), count, 0))
     columns = zip(*rows, strict=True) if rows else [()] * 5
     dtypes = (np.int64, np.float32, np.float32, np.int64, np.int32)
