@@ -8,7 +8,6 @@ scalar into a multiplication.
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import Any
 
@@ -176,14 +175,6 @@ class NumpyArrays:
         return str(a.dtype)
 
 
-@functools.cache
-def torch_arrays() -> Any:
-    """Array functions on torch; imported on the first tensor."""
-    from ._torch_arrays import TorchArrays
-
-    return TorchArrays
-
-
 def is_torch(value: object) -> bool:
     """Whether ``value`` is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
@@ -192,4 +183,8 @@ def is_torch(value: object) -> bool:
 
 def namespace(array: Array) -> Any:
     """Return the array functions of the library that ``array`` belongs to."""
-    return torch_arrays() if is_torch(array) else NumpyArrays
+    if not is_torch(array):
+        return NumpyArrays
+    from ._torch_arrays import TorchArrays
+
+    return TorchArrays

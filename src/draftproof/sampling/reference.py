@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..rng.uniforms import Choose, Draw, Masses, Uniforms
 from ..types import Array, Filters, SampleResult, SamplingParams, Status
 
 # The share of the mass by which top-p may fall short: logits that are logarithms of decimal probabilities are rounded.
-TOP_P_SLACK = 2**-21
+TOP_P_SLACK = Fraction(1, 1 << 21)
 
 
 class DeadRow(Exception):

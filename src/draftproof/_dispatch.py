@@ -1,0 +1,146 @@
+"""From an operation's name to the implementation that runs it, and the common frame around every run."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _checks
+from ._arrays import is_torch, namespace
+from .errors import BackendError
+from .rng.streams import row_seeds
+from .types import Array, Filters, Status
+
+FILTERS = Filters._fields
+
+
+class Operation(NamedTuple):
+    """Where an operation lives, its arguments in order, and its outputs with the value a dead row gets."""
+
+    package: str
+    arguments: tuple[str, ...]
+    outputs: dict[str, float]
+
+
+_DRAFT_FILTERS = tuple(f"draft_{name}" for name in FILTERS)
+_SAMPLE = ("logits", *FILTERS, "prev_tokens", "mask", "seed", "offset", "draft_index")
+_NAN = float("nan")
+_VERIFIED = {"num_accepted": 0, "next_token": -1, "tokens": -1, "num_emitted": 0, "eos_hit": False, "status": 0}
+
+OPERATIONS = {
+    "sample": Operation("sampling", _SAMPLE, {"tokens": -1, "status": 0}),
+    "sample_with_logprobs": Operation(
+        "sampling", _SAMPLE, {"tokens": -1, "logprobs": _NAN, "raw_logprobs": _NAN, "kept": 0, "status": 0}
+    ),
+    "sample_probs": Operation("sampling", ("probs", "seed", "offset"), {"tokens": -1, "status": 0}),
+    "filter_logits": Operation(
+        "sampling", ("logits", *FILTERS, "prev_tokens", "mask"), {"filtered": _NAN, "status": 0}
+    ),
+    "verify": Operation(
+        "verification.chain",
+        ("target_logits", "draft_logits", "draft_tokens", "rule", *FILTERS, *_DRAFT_FILTERS)
+        + ("prev_tokens", "mask", "draft_mask", "num_draft_tokens", "eos", "seed", "offset"),
+        _VERIFIED,
+    ),
+    "verify_probs": Operation(
+        "verification.chain",
+        ("target_probs", "draft_probs", "draft_tokens", "rule", "uniform_accept", "uniform_sample")
+        + ("seed", "offset", "num_draft_tokens", "eos"),
+        _VERIFIED,
+    ),
+    "verify_greedy": Operation(
+        "verification.chain", ("target", "draft_tokens", "num_draft_tokens", "eos"), _VERIFIED
+    ),
+}
+
+BACKENDS: dict[str, tuple[str, ...]] = {"cpu": ("eager",), "cuda": ("eager",), "xpu": ("eager",)}
+"""Device type -> backends, best first. Other devices run eager."""
+
+REFERENCE = "reference"
+
+
+def resolve(operation: str, device: str, backend: str) -> Any:
+    """Return the function of an operation on a backend. ``auto`` takes the device's first; a name never falls back."""
+    available = (*BACKENDS.get(device, ("eager",)), REFERENCE)
+    if backend == "auto":
+        backend = available[0]
+    if backend not in available:
+        raise BackendError(
+            f"backend must be one of auto, {', '.join(available)} for {operation} on {device}, got {backend!r}"
+        )
+    if backend == REFERENCE and device != "cpu":
+        raise BackendError(f"backend='reference' runs on the CPU only, the tensors are on {device}: move them, or use auto")
+    module = importlib.import_module(f".{OPERATIONS[operation].package}.{backend}", __package__)
+    return getattr(module, operation)
+
+
+def backends() -> dict[str, dict[str, str]]:
+    """Return, for every operation and backend, ``"available"`` or the reason why it is not.
+
+    Examples
+    --------
+    >>> import draftproof
+    >>> draftproof.backends()["sample"]["eager"]
+    'available'
+    """
+    names = dict.fromkeys(name for row in BACKENDS.values() for name in row)
+    return {operation: {**dict.fromkeys(names, "available"), REFERENCE: "available"} for operation in OPERATIONS}
+
+
+def run(operation: str, arguments: tuple[Any, ...], check: bool | None, backend: str) -> tuple[Array, ...]:
+    """Check values, run the implementation, give dead rows their values, and raise where that is asked for."""
+    spec = OPERATIONS[operation]
+    named = dict(zip(spec.arguments, arguments, strict=True))
+    rows = arguments[0]
+    xp = namespace(rows)
+    implementation = resolve(operation, xp.device_type(rows), backend)
+    # IEEE infinities and NaN are part of the arithmetic; NumPy's warnings about them are not news.
+    with np.errstate(all="ignore"):
+        named, bad = _checks.values(xp, named)
+        if named.get("seed") is not None and named["seed"].ndim == 0:
+            named["seed"] = row_seeds(named["seed"], xp.arange(rows.shape[0], like=rows))
+        if backend == REFERENCE and is_torch(rows):
+            result = _through_numpy(implementation, _packed(named))
+        else:
+            result = implementation(*_packed(named))
+    if bad is not None:
+        result = _with_bad_rows(xp, spec, result, bad)
+    if check or (check is None and xp.on_host(rows)):
+        _checks.raise_on_dead_rows(xp, operation, result[-1])
+    return tuple(result)
+
+
+def _packed(named: dict[str, Any]) -> list[Any]:
+    """Group the filter parameters, which stand side by side, into ``Filters``."""
+    packed: list[Any] = []
+    for name, value in named.items():
+        prefix = name.removesuffix("temperature")
+        if prefix in ("", "draft_"):
+            packed.append(Filters(*(named[prefix + field] for field in FILTERS)))
+        elif name not in FILTERS and name not in _DRAFT_FILTERS:
+            packed.append(value)
+    return packed
+
+
+def _with_bad_rows(xp: Any, spec: Operation, result: tuple[Array, ...], bad: Array) -> tuple[Array, ...]:
+    filled = []
+    for array, (name, value) in zip(result, spec.outputs.items(), strict=True):
+        column = bad[:, None] if array.ndim == 2 else bad
+        filled.append(array | xp.int32(bad) * int(Status.BAD_PARAMETER) if name == "status" else xp.where(column, value, array))
+    return tuple(filled)
+
+
+def _through_numpy(implementation: Any, arguments: list[Any]) -> tuple[Array, ...]:
+    """Run a NumPy implementation on torch CPU tensors."""
+    import torch
+
+    def to_numpy(value: Any) -> Any:
+        if isinstance(value, Filters):
+            return Filters(*(to_numpy(field) for field in value))
+        if not isinstance(value, torch.Tensor):
+            return value
+        return (value.float() if value.is_floating_point() else value).detach().numpy()
+
+    return tuple(torch.from_numpy(np.ascontiguousarray(a)) for a in implementation(*(to_numpy(a) for a in arguments)))
