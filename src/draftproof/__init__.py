@@ -4,6 +4,7 @@
 """
 
 from ._dispatch import backends
+from .decoding import SpeculativeDecoder
 from .errors import BackendError, DtypeError, ShapeError, ValueRangeError
 from .sampling import filter_logits, random_seeds, sample, sample_probs, sample_with_logprobs
 from .types import Draft, SampleResult, SamplingParams, Status, VerifyResult
@@ -18,6 +19,7 @@ __all__ = [
     "SampleResult",
     "SamplingParams",
     "ShapeError",
+    "SpeculativeDecoder",
     "Status",
     "ValueRangeError",
     "VerifyResult",

@@ -1,7 +1,7 @@
 """The only place where an argument error is worded: argument, what was expected, what came, how to mend it.
 
-Kinds, dtypes and shapes are checked when a function is called (``rows``, ``per_row``, ``ids``, ...). Values of arrays are
-checked by ``values`` where the operation runs, since a compiled graph has no values before that: on the CPU a bad
+Kinds, dtypes and shapes are checked when a function is called (``rows``, ``per_row``, ``ids``, ...). Values of arrays
+are checked by ``values`` where the operation runs, since a compiled graph has no values before that: on the CPU a bad
 value raises, on other devices it is flagged, which costs no synchronisation.
 """
 
@@ -40,7 +40,12 @@ PARAMETERS = {
     "repetition_penalty": Range(lambda a: (a > 0) & (a < _INFINITY), "finite and above 0 (None and 1 are off)", 1.0),
     "draft_index": Range(lambda a: (a >= 0) & (a < 1 << 24), "an integer in [0, 2**24)", 0),
 }
-_OFF = {"top_k": lambda k: k <= 0, "top_p": lambda p: p == 1, "min_p": lambda p: p == 0, "repetition_penalty": lambda r: r == 1}
+_OFF: dict[str, Callable[[Any], Any]] = {
+    "top_k": lambda k: k <= 0,
+    "top_p": lambda p: p == 1,
+    "min_p": lambda p: p == 0,
+    "repetition_penalty": lambda r: r == 1,
+}
 
 
 def _base(name: str) -> str:
@@ -238,7 +243,7 @@ def _rank_remedy(ndim: int, form: str) -> str:
     return "add the batch axis, array[None]" if ndim == wanted - 1 else f"it needs {wanted} axes, not {ndim}"
 
 
-# --- where the operation runs: values -----------------------------------------------------------------------------------
+# --- where the operation runs: values ---------------------------------------------------------------------------------
 
 
 def values(xp: Any, arguments: dict[str, Any]) -> tuple[dict[str, Any], Array | None]:
@@ -321,4 +326,4 @@ def raise_on_dead_rows(xp: Any, name: str, status: Array) -> None:
         problem = "holds a negative, NaN or infinite probability: pass finite values of at least 0"
     else:
         problem = "has a parameter out of range"
-    raise ValueRangeError(f"{name}: row {row} {problem}; check=False returns the status flags {bits} instead of raising")
+    raise ValueRangeError(f"{name}: row {row} {problem}; check=False returns status {bits} instead of raising")

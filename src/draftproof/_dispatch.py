@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ class Operation(NamedTuple):
 
     package: str
     arguments: tuple[str, ...]
-    outputs: dict[str, float]
+    outputs: Mapping[str, float]
 
 
 _DRAFT_FILTERS = tuple(f"draft_{name}" for name in FILTERS)
@@ -40,19 +41,21 @@ OPERATIONS = {
     ),
     "verify": Operation(
         "verification.chain",
-        ("target_logits", "draft_logits", "draft_tokens", "rule", *FILTERS, *_DRAFT_FILTERS)
-        + ("prev_tokens", "mask", "draft_mask", "num_draft_tokens", "eos", "seed", "offset"),
+        (
+            *("target_logits", "draft_logits", "draft_tokens", "rule", *FILTERS, *_DRAFT_FILTERS),
+            *("prev_tokens", "mask", "draft_mask", "num_draft_tokens", "eos", "seed", "offset"),
+        ),
         _VERIFIED,
     ),
     "verify_probs": Operation(
         "verification.chain",
-        ("target_probs", "draft_probs", "draft_tokens", "rule", "uniform_accept", "uniform_sample")
-        + ("seed", "offset", "num_draft_tokens", "eos"),
+        (
+            *("target_probs", "draft_probs", "draft_tokens", "rule", "uniform_accept", "uniform_sample"),
+            *("seed", "offset", "num_draft_tokens", "eos"),
+        ),
         _VERIFIED,
     ),
-    "verify_greedy": Operation(
-        "verification.chain", ("target", "draft_tokens", "num_draft_tokens", "eos"), _VERIFIED
-    ),
+    "verify_greedy": Operation("verification.chain", ("target", "draft_tokens", "num_draft_tokens", "eos"), _VERIFIED),
 }
 
 BACKENDS: dict[str, tuple[str, ...]] = {"cpu": ("eager",), "cuda": ("eager",), "xpu": ("eager",)}
@@ -71,7 +74,7 @@ def resolve(operation: str, device: str, backend: str) -> Any:
             f"backend must be one of auto, {', '.join(available)} for {operation} on {device}, got {backend!r}"
         )
     if backend == REFERENCE and device != "cpu":
-        raise BackendError(f"backend='reference' runs on the CPU only, the tensors are on {device}: move them, or use auto")
+        raise BackendError(f"backend='reference' runs on the CPU only, the tensors are on {device}: move them there")
     module = importlib.import_module(f".{OPERATIONS[operation].package}.{backend}", __package__)
     return getattr(module, operation)
 
@@ -128,7 +131,8 @@ def _with_bad_rows(xp: Any, spec: Operation, result: tuple[Array, ...], bad: Arr
     filled = []
     for array, (name, value) in zip(result, spec.outputs.items(), strict=True):
         column = bad[:, None] if array.ndim == 2 else bad
-        filled.append(array | xp.int32(bad) * int(Status.BAD_PARAMETER) if name == "status" else xp.where(column, value, array))
+        flagged = array | xp.int32(bad) * int(Status.BAD_PARAMETER) if name == "status" else None
+        filled.append(xp.where(column, value, array) if flagged is None else flagged)
     return tuple(filled)
 
 

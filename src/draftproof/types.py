@@ -45,7 +45,7 @@ class SamplingParams:
 
 
 class Filters(NamedTuple):
-    """The same filters for a batch: ``[B]`` float32 arrays (``top_k`` int64), ``None`` where a filter is off."""
+    """The same filters for a batch: ``[B]`` float32 arrays (``top_k`` int64), None where a filter is off."""
 
     temperature: Array
     top_k: Array | None = None
@@ -55,7 +55,7 @@ class Filters(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """What a drafter proposes: ``tokens`` int64 ``[k]`` and raw ``logits`` float ``[k, V]``, or ``None`` for a point mass."""
+    """What a drafter proposes: ``tokens`` int64 ``[k]`` and raw ``logits`` float ``[k, V]``, None for a point mass."""
 
     tokens: Array
     logits: Array | None
@@ -64,8 +64,8 @@ class Draft(NamedTuple):
 class SampleResult(NamedTuple):
     """Tokens drawn from ``[B, V]`` logits, with what is known about each draw.
 
-    ``tokens`` int64 ``[B]``, ``logprobs`` float32 ``[B]`` under the filtered law, ``raw_logprobs`` float32 ``[B]`` of the
-    logits as given, ``kept`` int64 ``[B]`` (entries of ``filter_logits`` above -inf), ``status`` int32 ``[B]``.
+    ``tokens`` int64 ``[B]``, ``logprobs`` float32 ``[B]`` under the filtered law, ``raw_logprobs`` float32 ``[B]`` of
+    the logits as given, ``kept`` int64 ``[B]`` (entries of ``filter_logits`` above -inf), ``status`` int32 ``[B]``.
     """
 
     tokens: Array
@@ -78,8 +78,9 @@ class SampleResult(NamedTuple):
 class VerifyResult(NamedTuple):
     """Outcome of one verification round.
 
-    ``num_accepted`` int64 ``[B]``; ``next_token`` int64 ``[B]``, the correction or bonus; ``tokens`` int64 ``[B, K+1]``,
-    the emitted tokens padded with -1; ``num_emitted`` int64 ``[B]``; ``eos_hit`` bool ``[B]``; ``status`` int32 ``[B]``.
+    ``num_accepted`` int64 ``[B]``; ``next_token`` int64 ``[B]``, the correction or bonus; ``tokens`` int64
+    ``[B, K+1]``, the emitted tokens padded with -1; ``num_emitted`` int64 ``[B]``; ``eos_hit`` bool ``[B]``; ``status``
+    int32 ``[B]``.
     """
 
     num_accepted: Array

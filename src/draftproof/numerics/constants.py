@@ -43,7 +43,7 @@ MIN_EXPONENT = -40
 MASS_ONE = 1 << 40
 # W <= 2**62, so that the limb products of the inverse CDF stay inside int64.
 MAX_VOCAB = 1 << 22
-# top_p is held in units of 2**-30; logits that are logarithms of decimal probabilities round by up to 2**-21 of the mass.
+# top_p is held in units of 2**-30; logits that are logarithms of decimals round by up to 2**-21 of the mass.
 TOP_P_BITS = 30
 TOP_P_SLACK_BITS = 21
 

@@ -14,7 +14,7 @@ def race_keys(xp: Array, noise: Array, weights: Array) -> Array:
     return xp.where(live, noise / xp.where(live, weights, 1.0), _INFINITY)
 
 
-def fixed_point(xp: Array, word0: Array, word1: Array) -> Array:
+def fixed_point(word0: Array, word1: Array) -> Array:
     """Return the 62-bit fraction R of two Philox words."""
     return (word0 << 30) | (word1 >> 2)
 

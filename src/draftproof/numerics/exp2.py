@@ -22,8 +22,8 @@ def exp2(xp: Array, t: Array) -> Array:
 
     Exactness
     ---------
-    Relative error at most 1.04e-7, measured over all float32 t in [-40, 0]. Not monotone to the last bit: a step down in t may
-    raise the result by one unit in the last place, so nothing ranks by weight.
+    Relative error at most 1.04e-7, measured over all float32 t in [-40, 0]. Not monotone to the last bit: a step down
+    in t may raise the result by one unit in the last place, so nothing ranks by weight.
     """
     live = t >= MIN_EXPONENT
     t = xp.where(live, t, 0.0)

@@ -8,7 +8,7 @@ from .polynomial import horner, split
 
 
 def uniform(xp: Array, word: Array) -> Array:
-    """Return ``u = min(RN(RN(f32(k) + 0.5) * 2**-32), 1 - 2**-24)`` in (0, 1) of a Philox word k (int64 in [0, 2**32))."""
+    """Return ``u = min(RN(RN(f32(k) + 0.5) * 2**-32), 1 - 2**-24)`` in (0, 1) of a Philox word k, int64."""
     return xp.minimum((xp.float32(word) + 0.5) * MIN_UNIFORM_STEP, MAX_UNIFORM)
 
 
@@ -17,8 +17,8 @@ def exponential(xp: Array, word: Array) -> Array:
 
     Exactness
     ---------
-    Relative error at most 3.1e-7 against ``-log1p(-u)``, measured over every distinct u. The smallest value is 2**-33, the
-    largest 16.64: a token is never lost to an endpoint of the uniform.
+    Relative error at most 3.1e-7 against ``-log1p(-u)``, measured over every distinct u. The smallest value is 2**-33,
+    the largest 16.64: a token is never lost to an endpoint of the uniform.
     """
     u = uniform(xp, word)
     exponent, fraction = split(xp, 1.0 - u)

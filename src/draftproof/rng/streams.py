@@ -31,11 +31,11 @@ class Purpose(enum.IntEnum):
 
 
 class RaceStream(NamedTuple):
-    """Which race is run: the target's own at an absolute position, or private draft ``index`` of a round."""
+    """Which race is run: the target's own at an absolute position, or private draft ``draft_index`` of a round."""
 
     seed: Array
     offset: Array
-    index: Array | None = None
+    draft_index: Array | None = None
 
 
 def words(seed: Array, offset: Array, purpose: Purpose, index: Array | int, c0: Array | int) -> Words:
@@ -81,24 +81,27 @@ def race_noise(xp: Array, stream: RaceStream, ids: Array | None, vocab: int) -> 
 
 
 def _purposes(stream: RaceStream) -> tuple[Purpose, Purpose, Array | int]:
-    if stream.index is None:
+    if stream.draft_index is None:
         return Purpose.RACE_TOKEN, Purpose.RACE_BLOCK, 0
-    return Purpose.DRAFT_TOKEN, Purpose.DRAFT_BLOCK, stream.index
+    return Purpose.DRAFT_TOKEN, Purpose.DRAFT_BLOCK, stream.draft_index
 
 
 def _all_words(xp: Array, stream: RaceStream, vocab: int) -> tuple[Array, Array, Array]:
-    """Token words, least of the block and its holder for every id: each counter is computed once and its four words are spread over the ids."""
+    """Return each id's own word, the least of its block and the block's holder, for every id.
+
+    A counter is computed once and its words are spread over the ids they serve.
+    """
     token, block, index = _purposes(stream)
     quads = xp.arange(-(-vocab // 4), like=stream.seed)[None, :]
     token_word = xp.interleave(words(stream.seed, stream.offset, token, index, quads))[:, :vocab]
     pairs = xp.arange(-(-vocab // (2 * BLOCK)), like=stream.seed)[None, :]
-    even_minimum, even_holder, odd_minimum, odd_holder = words(stream.seed, stream.offset, block, index, pairs)
-    least, holder = _block_noise(xp, xp.interleave((even_minimum, odd_minimum)), xp.interleave((even_holder, odd_holder)))
+    w0, w1, w2, w3 = words(stream.seed, stream.offset, block, index, pairs)
+    least, holder = _block_noise(xp, xp.interleave((w0, w2)), xp.interleave((w1, w3)))
     return token_word, xp.repeat(least, BLOCK)[:, :vocab], xp.repeat(holder, BLOCK)[:, :vocab]
 
 
 def _words_of(xp: Array, stream: RaceStream, ids: Array) -> tuple[Array, Array, Array]:
-    """The same for a few ids: one counter per id and level."""
+    """Return the same for a few ids: one counter per id and level."""
     token, block, index = _purposes(stream)
     w0, w1, w2, w3 = words(stream.seed, stream.offset, token, index, ids >> 2)
     low = xp.where((ids & 1) == 0, w0, w1)

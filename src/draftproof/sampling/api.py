@@ -11,7 +11,7 @@ from .. import _checks
 from .._arrays import is_torch
 from .._dispatch import run
 from ..errors import ShapeError
-from ..types import Array, SampleResult
+from ..types import Array, Filters, SampleResult
 
 
 def call(operation: str, arguments: tuple[Any, ...], check: bool | None, backend: str) -> tuple[Array, ...]:
@@ -24,31 +24,19 @@ def call(operation: str, arguments: tuple[Any, ...], check: bool | None, backend
     return run(operation, arguments, check, backend)
 
 
-def filters(
-    rows: Array,
-    temperature: Any,
-    top_k: Any,
-    top_p: Any,
-    min_p: Any,
-    repetition_penalty: Any,
-    prefix: str = "",
-) -> tuple[Array | None, ...]:
+def filters(rows: Array, parameters: Filters, prefix: str = "") -> tuple[Array | None, ...]:
     """Check the filter parameters of a batch of rows; return them as ``[B]`` arrays, None where one is off."""
-    given = {
-        "temperature": 1.0 if temperature is None else temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-    }
-    return tuple(_checks.per_row(prefix + name, value, rows, rows.shape[-1]) for name, value in given.items())
+    if parameters.temperature is None:
+        parameters = parameters._replace(temperature=1.0)
+    named = zip(Filters._fields, parameters, strict=True)
+    return tuple(_checks.per_row(prefix + name, value, rows, rows.shape[-1]) for name, value in named)
 
 
-def _filter_arguments(logits: Any, parameters: dict[str, Any], prev_tokens: Any, mask: Any) -> tuple[Any, ...]:
+def _filter_arguments(logits: Any, parameters: Filters, prev_tokens: Any, mask: Any) -> tuple[Any, ...]:
     _checks.rows("logits", logits, "[B, V]")
     history = None if prev_tokens is None else _checks.ids("prev_tokens", prev_tokens, logits, "[B, L]")
     allowed = _checks.mask("mask", mask, logits, "[B, V]", tuple(logits.shape))
-    return (logits, *filters(logits, **parameters), history, allowed)
+    return (logits, *filters(logits, parameters), history, allowed)
 
 
 def _stream_arguments(logits: Array, seed: Any, offset: Any, draft_index: Any) -> tuple[Any, ...]:
@@ -104,7 +92,7 @@ def sample(
     offset : int or [B]
         Tokens already in the row's sequence, prompt and generated: every position gets its own draw.
     draft_index : int or [B], optional
-        Draw private draft ``draft_index`` of the round that starts at ``offset``, for ``verify`` with rule token or block.
+        Draw private draft ``draft_index`` of the round that starts at ``offset``, for rules token and block.
     check : bool, optional
         None raises for a dead row (NaN, nothing allowed) of a CPU array and only marks it elsewhere; True always
         raises, False never does. A dead row's token is -1.
@@ -138,9 +126,7 @@ def sample(
     >>> draftproof.sample(logits, top_k=2, top_p=0.9, seed=7, offset=12).shape
     (1,)
     """
-    parameters = dict(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
-    )
+    parameters = Filters(temperature, top_k, top_p, min_p, repetition_penalty)
     arguments = _filter_arguments(logits, parameters, prev_tokens, mask)
     return call("sample", arguments + _stream_arguments(logits, seed, offset, draft_index), check, backend)[0]
 
@@ -170,13 +156,13 @@ def sample_with_logprobs(
     SampleResult
         ``tokens`` int64 [B]; ``logprobs`` float32 [B], natural logarithm under the filtered law (0 for greedy rows);
         ``raw_logprobs`` float32 [B], log-softmax of the logits as given, before penalty, mask and temperature;
-        ``kept`` int64 [B], tokens that the filters keep; ``status`` int32 [B], bits of ``draftproof.Status``. Dead rows
-        have NaN log-probabilities and ``kept`` 0.
+        ``kept`` int64 [B], tokens that the filters keep; ``status`` int32 [B], bits of ``draftproof.Status``. Dead
+        rows have NaN log-probabilities and ``kept`` 0.
 
     Notes
     -----
-    **Exactness.** The bits agree between backends. ``logprobs`` is within 3e-7 relative plus 3e-6 absolute of the real
-    value: the pinned exp2 and log2 carry 1.04e-7 and 2.1e-7.
+    **Exactness.** The bits agree between backends. ``logprobs`` is within 3e-7 relative plus 3e-6 absolute of the
+    real value: the pinned exp2 and log2 carry 1.04e-7 and 2.1e-7.
 
     Examples
     --------
@@ -186,9 +172,7 @@ def sample_with_logprobs(
     >>> int(result.tokens[0]), float(result.logprobs[0]), int(result.kept[0])
     (0, 0.0, 1)
     """
-    parameters = dict(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
-    )
+    parameters = Filters(temperature, top_k, top_p, min_p, repetition_penalty)
     arguments = _filter_arguments(logits, parameters, prev_tokens, mask)
     arguments += _stream_arguments(logits, seed, offset, draft_index)
     return SampleResult(*call("sample_with_logprobs", arguments, check, backend))
@@ -214,8 +198,8 @@ def sample_probs(
     -----
     Inverse CDF over integer masses; ``verify_probs`` with rule match draws the same token at the same offset.
 
-    **Exactness.** The same bits on every backend; a probability of 0 is never drawn. Entries are held in units of 2**-40
-    of the row's power of two: the law is within V * 2**-40 of the given one.
+    **Exactness.** The same bits on every backend; a probability of 0 is never drawn. Entries are held in units of
+    2**-40 of the power of two above the row's maximum: the law is within V * 2**-40 of the given one.
 
     Examples
     --------
@@ -262,9 +246,7 @@ def filter_logits(
     >>> draftproof.filter_logits(np.array([[2.0, 1.0, 0.0]], dtype=np.float32), temperature=0.5, top_k=2)
     array([[  4.,   2., -inf]], dtype=float32)
     """
-    parameters = dict(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
-    )
+    parameters = Filters(temperature, top_k, top_p, min_p, repetition_penalty)
     return call("filter_logits", _filter_arguments(logits, parameters, prev_tokens, mask), check, backend)[0]
 
 

@@ -79,7 +79,7 @@ def sample_probs(probs: Array, seed: Array, offset: Array) -> tuple[Array, Array
         chunk = slice(start, start + step)
         row, flags = checked_probabilities(xp, probs[chunk])
         words = emit_words(seed[chunk, None], offset[chunk, None], 0)
-        column = inverse_cdf(xp, fixed_point(xp, *words), probability_masses(xp, row))
+        column = inverse_cdf(xp, fixed_point(*words), probability_masses(xp, row))
         status[chunk] = flags
         tokens[chunk] = xp.where(flags == 0, column[:, 0], -1)
     return tokens, status

@@ -113,7 +113,7 @@ def allowed_logits(
 
 
 def kept(xp: Array, rows: Rows) -> Array:
-    """Return the kept set of each row as bool ``[b, C]``, tokens of mass 0 included; only the maximum in greedy rows."""
+    """Return each row's kept set as bool ``[b, C]``, tokens of mass 0 included; only the maximum in greedy rows."""
     result = rows.logits > -float("inf")
     if rows.filters.top_p is not None:
         result = result & keep_top_p(xp, rows.logits, masses(xp, rows.weights), rows.filters.top_p)

@@ -1,4 +1,4 @@
-"""Allowed-token masks: bool ``[b, V]``, or packed int32 ``[b, ceil(V / 32)]`` with bit ``v & 31`` of word ``v >> 5``."""
+"""Allowed-token masks: bool ``[b, V]``, or packed int32 ``[b, ceil(V/32)]``, bit ``v & 31`` of word ``v >> 5``."""
 
 from __future__ import annotations
 

@@ -9,6 +9,6 @@ _OFF = float("-inf")
 
 
 def above_min_p(xp: Array, t: Array, min_p: Array) -> Array:
-    """Return where ``t >= log2(min_p)``; ``t`` [b, C] is the scaled distance to the maximum, ``min_p`` [b, 1] in [0, 1]."""
+    """Return where ``t >= log2(min_p)``: ``t`` [b, C] is the distance to the maximum, ``min_p`` [b, 1] in [0, 1]."""
     on = min_p > 0.0
     return t >= xp.where(on, log2(xp, xp.where(on, min_p, 1.0)), _OFF)

@@ -1,4 +1,4 @@
-"""Repetition penalty (Keskar et al., "CTRL", 2019), as transformers applies it: once per id, however often it occurs."""
+"""Repetition penalty (Keskar et al., "CTRL", 2019) as transformers has it: once per id, however often it occurs."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 from ... import _checks
 from ...errors import ShapeError, ValueRangeError
 from ...sampling.api import call, filters
-from ...types import Array, VerifyResult
+from ...types import Array, Filters, VerifyResult
 
 
 def verify(
@@ -50,9 +50,9 @@ def verify(
         Padded with -1. The first id below 0 or >= max(V, Vd), or index ``num_draft_tokens``, ends the draft: the token
         there is drawn from the target row, as a bonus.
     rule : "token", "block", "match" or "greedy"
-        ``token``: rejection sampling. ``block``: block verification, more tokens under the same law. ``match``: the target's
-        own race at each position, compared with the draft; the output is bitwise that of ``sample`` at offset + i.
-        ``greedy``: the argmax at each position.
+        ``token``: rejection sampling. ``block``: block verification, more tokens under the same law. ``match``: the
+        target's own race at each position, compared with the draft; the output is bitwise that of ``sample`` at
+        offset + i. ``greedy``: the argmax at each position.
     temperature, top_k, top_p, min_p, repetition_penalty, prev_tokens, seed, check, backend
         As in ``sample``. The penalty at position i also sees the drafts before it.
     mask : bool [B, K+1, V] or int32 [B, K+1, ceil(V/32)], optional
@@ -82,9 +82,9 @@ def verify(
     token: Leviathan et al. (2023), Chen et al. (2023). block: Sun et al., "Block verification accelerates speculative
     decoding" (ICLR 2025).
 
-    **Exactness.** Every rule emits the target's filtered law; proved by enumeration on fractions for the rules, with the
-    rounding of the pinned arithmetic on top: total variation of a round's first token at most 5e-7 for token, and at most
-    (8K+6) * 2**-24 for block. Rows that the rule does not need are never read. The same bits on every backend.
+    **Exactness.** Every rule emits the target's filtered law; proved by enumeration on fractions for the rules, with
+    the rounding of the pinned arithmetic on top: total variation of a round's first token at most 5e-7 for token, and
+    at most (8K+6) * 2**-24 for block. Rows that the rule does not need never matter. The same bits on every backend.
 
     Examples
     --------
@@ -99,23 +99,17 @@ def verify(
     tokens = _checks.ids("draft_tokens", draft_tokens, target_logits, "[B, K]")
     _checks.one_of("rule", rule, _checks.RULES)
     draft_vocab = _check_draft_rows("draft_logits", draft_logits, target_logits, (batch, drafted))
-    own = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty)
-    differing = dict(
-        temperature=draft_temperature,
-        top_k=draft_top_k,
-        top_p=draft_top_p,
-        min_p=draft_min_p,
-        repetition_penalty=draft_repetition_penalty,
-    )
-    draft = {name: own[name] if value is None else value for name, value in differing.items()}
+    own = Filters(temperature, top_k, top_p, min_p, repetition_penalty)
+    differing = Filters(draft_temperature, draft_top_k, draft_top_p, draft_min_p, draft_repetition_penalty)
+    draft = Filters(*(mine if value is None else value for mine, value in zip(own, differing, strict=True)))
     draft_rows = target_logits if draft_logits is None else draft_logits
     arguments = (
         target_logits,
         draft_logits,
         tokens,
         rule,
-        *filters(target_logits, **own),
-        *filters(draft_rows, **draft, prefix="draft_"),
+        *filters(target_logits, own),
+        *filters(draft_rows, draft, "draft_"),
         None if prev_tokens is None else _checks.ids("prev_tokens", prev_tokens, target_logits, "[B, L]"),
         _checks.mask("mask", mask, target_logits, "[B, K+1, V]", (batch, drafted + 1, vocab)),
         _checks.mask("draft_mask", draft_mask, target_logits, "[B, K, V]", (batch, drafted, draft_vocab)),
@@ -171,8 +165,8 @@ def verify_probs(
 
     Notes
     -----
-    **Exactness.** As ``verify``; given uniforms are rounded to float32, 1.0 becomes 1 - 2**-24. A token of probability 0 in
-    the target is never emitted.
+    **Exactness.** As ``verify``; given uniforms are rounded to float32, 1.0 becomes 1 - 2**-24. A token of probability
+    0 in the target is never emitted.
 
     Examples
     --------

@@ -19,7 +19,7 @@ from ...types import Array, Filters
 
 @dataclass(frozen=True)
 class LogitRows:
-    """Rows of logits ``[b, N, V]`` with their filters; the penalty sees the history and the drafts before position i."""
+    """Rows of logits ``[b, N, V]`` with their filters; the penalty at position i also sees the drafts before it."""
 
     xp: Array
     logits: Array
@@ -112,7 +112,7 @@ class Draws:
     """The randomness of a round: uniforms handed in, or those of the named streams."""
 
     xp: Array
-    seed: Array | None
+    seed: Array  # None where both uniforms are handed in
     offset: Array
     uniform_accept: Array | None = None
     uniform_sample: Array | None = None
@@ -127,10 +127,10 @@ class Draws:
         """Return the 62-bit fraction ``[r, 1]`` of the correction or bonus after i accepted drafts."""
         if self.uniform_sample is not None:
             return fixed_point_of_uniform(self.xp, self.uniform_sample[rows, i : i + 1])
-        return fixed_point(self.xp, *emit_words(self.seed[rows, None], self.offset[rows, None], i))
+        return fixed_point(*emit_words(self.seed[rows, None], self.offset[rows, None], i))
 
     def follow(self, i: int, rows: Array) -> Array:
         """Return the fraction with which rule match draws the target's own token at position i."""
         if self.uniform_sample is not None:
             return fixed_point_of_uniform(self.xp, self.uniform_sample[rows, i : i + 1])
-        return fixed_point(self.xp, *emit_words(self.seed[rows, None], self.offset[rows, None] + i, 0))
+        return fixed_point(*emit_words(self.seed[rows, None], self.offset[rows, None] + i, 0))

@@ -15,7 +15,6 @@ from ...sampling.rows import Law, ids_of
 from ...types import DEAD, Array, Status
 from .rows import Draws
 
-
 Choose = Callable[[int, Array], tuple[Array, Array]]
 """Gives ``(token, status)`` of the target's own choice at position i for some sequences of the batch."""
 
@@ -83,7 +82,7 @@ def block_rule(xp: Array, chains: Chains, target: Source, draft: Source | None, 
         here = scale[rows, i : i + 1]
         if i > 0:
             residual = _residual_sum(xp, p, q, token, here)
-            _accept_prefix(xp, outcome, i, rows, _stop_probability(xp, residual, here), draws)
+            _accept_prefix(outcome, i, rows, _stop_probability(xp, residual, here), draws)
         p_token, q_token = probability_of(xp, p, token), _draft_probability(xp, q, token, p)
         outcome.flag(rows, _off_support(xp, q_token) * alive)
         joint = here * p_token
@@ -91,7 +90,7 @@ def block_rule(xp: Array, chains: Chains, target: Source, draft: Source | None, 
         scale[rows, i + 1] = xp.where(joint == 0.0, 0.0, xp.where(joint >= q_token, 1.0, share))[:, 0]
         rows = rows[alive]
         last = chains.length[rows] == i + 1
-        _accept_prefix(xp, outcome, i + 1, rows[last], scale[rows[last], i + 1 : i + 2], draws)
+        _accept_prefix(outcome, i + 1, rows[last], scale[rows[last], i + 1 : i + 2], draws)
         rows = rows[~last]
     _conclude_block(xp, outcome, chains, target, draft, scale, draws)
     return outcome
@@ -221,7 +220,7 @@ def _stop_probability(xp: Array, residual: Array, scale: Array) -> Array:
     return xp.where(some, residual / xp.where(some, whole, 1.0), 1.0)
 
 
-def _accept_prefix(xp: Array, outcome: Outcome, i: int, rows: Array, chance: Array, draws: Draws) -> None:
+def _accept_prefix(outcome: Outcome, i: int, rows: Array, chance: Array, draws: Draws) -> None:
     """Accept the first i drafts where ``u_i`` falls below the chance ``[r, 1]``; later prefixes override."""
     passed = rows[(draws.accept(i - 1, rows) < chance)[:, 0]]
     outcome.accepted[passed] = i
