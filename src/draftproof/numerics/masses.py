@@ -26,7 +26,7 @@ def _power_of_two(xp: Array, exponent: Array) -> Array:
 
 
 def theta(xp: Array, top_p: Array, total: Array) -> Array:
-    """Return the mass that top-p keeps of ``total``: a token stays iff the mass ranked strictly above it is below theta.
+    """Return the mass that top-p keeps of ``total``: a token stays iff the mass ranked above it is below theta.
 
     The slack of 2**-21 of the mass covers logits that are logarithms of decimal probabilities: 0.5 and 0.3 at
     ``top_p=0.8`` must keep two tokens although their float32 masses do not add up to exactly 0.8.
