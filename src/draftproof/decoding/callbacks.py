@@ -1,0 +1,92 @@
+"""The border to the caller's functions: what they are given, and what they may return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._arrays import is_torch, namespace
+from ..errors import DtypeError, ShapeError, ValueRangeError
+from ..types import Array
+
+Ids = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Checked(NamedTuple):
+    """A draft after checking: ``rows`` ``[len(tokens), V]`` are logits or probabilities, None for a point mass."""
+
+    tokens: list[int]
+    rows: Array | None
+
+
+def read_prompt(prompt: Any) -> tuple[Ids, Callable[[Ids], Any]]:
+    """Return the prompt as int64 NumPy and a function that copies ids into the kind the prompt came in."""
+    kind: Callable[[Ids], Any] = Ids.copy
+    if is_torch(prompt):
+        import torch
+
+        def kind(ids: Ids) -> Any:
+            return torch.tensor(ids, device=prompt.device)
+
+        ids = prompt.detach().cpu().numpy()
+    else:
+        ids = np.asarray(prompt)
+        if not isinstance(prompt, np.ndarray):
+            kind = Ids.tolist
+    if ids.ndim != 1:
+        raise ShapeError(f"prompt_ids must be one sequence [length], got {list(ids.shape)}: pass one row of a batch")
+    if ids.size and ids.dtype.kind not in "iu":
+        raise DtypeError(f"prompt_ids must hold integer token ids, got {ids.dtype}")
+    if ids.size and ids.min() < 0:
+        raise ValueRangeError(f"prompt_ids must be at least 0, got {ids.min()}: remove padding")
+    return frozen(ids.astype(np.int64)), kind
+
+
+def read_draft(result: Any, width: int, source: str) -> Checked:
+    """Check what a drafter or ``draft_step`` returned."""
+    try:
+        tokens, rows = result
+    except (TypeError, ValueError):
+        raise ShapeError(f"{source} must return a pair (tokens, rows or None), got {_describe(result)}") from None
+    ids = np.asarray(tokens.tolist() if hasattr(tokens, "tolist") else tokens)
+    if ids.ndim != 1 or len(ids) > width:
+        raise ShapeError(f"{source} must return tokens [n] with n <= {width}, got {_describe(tokens)}")
+    if ids.size and ids.dtype.kind not in "iu":
+        raise DtypeError(f"{source} must return integer token ids, got {_describe(tokens)}")
+    if rows is not None:
+        rows = _matrix(rows, len(ids), source, "one a token, or None for a point mass")
+    return Checked(ids.tolist(), rows)
+
+
+def read_rows(rows: Any, drafted: int) -> Array:
+    """Check what ``target_step`` returned."""
+    return _matrix(rows, drafted + 1, "target_step", "after the prefix and after each proposed token")
+
+
+def frozen(ids: Ids) -> Ids:
+    """Make ids read-only: they are handed to drafters without a copy."""
+    ids.flags.writeable = False
+    return ids
+
+
+def as_kind(value: Any, like: Array) -> Array:
+    """Return ``value`` in the array library and on the device of ``like``."""
+    if is_torch(value) and not is_torch(like):
+        value = value.float().cpu().numpy()
+    return namespace(like).asarray(value, like)
+
+
+def _matrix(rows: Any, count: int, source: str, meaning: str) -> Array:
+    if isinstance(rows, (list, tuple)):
+        rows = np.asarray(rows, dtype=np.float32)
+    shape = getattr(rows, "shape", None)
+    if shape is None or len(shape) != 2 or shape[0] != count:
+        raise ShapeError(f"{source} must return rows [{count}, vocab] ({meaning}), got {_describe(rows)}")
+    return rows.detach() if is_torch(rows) else rows
+
+
+def _describe(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return f"{type(value).__name__} {list(shape)}" if shape is not None else repr(value)[:60]

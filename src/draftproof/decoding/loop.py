@@ -1,0 +1,201 @@
+"""The draft/verify loop: draft some tokens, let the target see them all at once, keep what the rule accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+
+from ..drafters.base import Drafter
+from ..errors import ValueRangeError
+from ..sampling import random_seeds
+from ..types import Array, SamplingParams
+from .callbacks import frozen, read_prompt, read_rows
+from .drafting import DraftSource
+from .rules import Rule, Verifier
+from .stats import Stats
+from .stopping import eos_ids
+
+
+class Emitted(NamedTuple):
+    """One token of the output; ``drafted`` says that it is an accepted draft."""
+
+    token: int
+    drafted: bool
+
+
+class SpeculativeDecoder:
+    """Generates from a target model with the help of drafts, by a rule that keeps the target's law.
+
+    Parameters
+    ----------
+    draft_step : callable ``(prefix, k) -> (tokens, rows or None)``, or a Drafter
+        Proposes at most ``k`` tokens. ``rows`` ``[len(tokens), V]`` is what they were drawn from; None says that they
+        are deterministic given the prefix (argmax, n-gram): point masses.
+    target_step : callable ``(prefix, proposed) -> rows [len(proposed) + 1, V]``
+        The target's row after the prefix and after each proposed token; anything finite after an id it does not know.
+    k : int
+        Most tokens drafted in a round; 0 is plain decoding.
+    greedy : bool
+        Emit the most likely token each time.
+    rule : {"greedy", "token", "block", "match"}, optional
+        How every round is verified. None: "greedy" if ``greedy``, else "match" for a drafter whose ``has_q`` is False,
+        else "token", where drafts without rows are point masses.
+    rows : {"logits", "probs"}
+        What both callbacks return. Probabilities are used as they are.
+    temperature, top_k, top_p, min_p, repetition_penalty
+        As in ``sample``, for target and draft rows alike.
+    seed : int, optional
+        None draws a new one for each sequence: ``generation.seed``.
+    eos : int or sequence of int, optional
+        Ids that end the sequence; the first one is the last token emitted.
+
+    The callbacks get ``prefix`` and ``proposed`` in the kind ``prompt_ids`` has: list, NumPy array or torch tensor.
+
+    Raises
+    ------
+    ValueRangeError
+        Sampling parameters with ``greedy`` or ``rows="probs"``; a drafter that shares the target's noise under a rule
+        but match; a drafter with logits when ``rows="probs"``; from a round, a target row without a law.
+    ShapeError, DtypeError
+        Wrong ``prompt_ids``; from a round, a callback returned what it should not: the text names it.
+
+    Notes
+    -----
+    Exactness: each round has ``offset`` = tokens already in the sequence, prompt included. Under greedy and match the
+    output is, token for token, that of plain decoding (argmax; ``sample(row, seed=seed, offset=position)``), whatever
+    the drafts, given equal rows. Under token and block its law is the target's (Leviathan et al. 2023, Chen et al.
+    2023; Sun et al. 2025).
+
+    Exceptions of a callback pass through. The tokens of the rounds before are in ``generation.tokens``; ``resume()``,
+    or iterating ``generation`` further, repeats the failed round with the same draws.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from draftproof import SpeculativeDecoder
+    >>> count = np.roll(np.eye(10, dtype=np.float32), -1, axis=0)  # after 9 comes 0
+    >>> target = lambda prefix, proposed: count[np.array([*prefix[-1:], *proposed]) % 10]
+    >>> draft = lambda prefix, k: ([prefix[-1] + 1 + i for i in range(k)], None)  # after 9 comes 10
+    >>> decoder = SpeculativeDecoder(draft, target)
+    >>> decoder.generate([6], max_new=6)
+    [7, 8, 9, 0, 1, 2]
+    >>> [token for token, drafted in decoder.stream([6], max_new=6) if drafted]
+    [7, 8, 9, 1]
+    """
+
+    def __init__(
+        self,
+        draft_step: Callable[[Any, int], tuple[Any, Any]] | Drafter,
+        target_step: Callable[[Any, Any], Array],
+        *,
+        k: int = 4,
+        greedy: bool = True,
+        rule: Rule | None = None,
+        rows: Literal["logits", "probs"] = "logits",
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        seed: int | None = None,
+        eos: Any = None,
+    ) -> None:
+        self.draft_step: Any = draft_step
+        self.target_step = target_step
+        self.k, self.seed = k, seed
+        self.rule: Rule = rule or ("greedy" if greedy else "token" if getattr(draft_step, "has_q", True) else "match")
+        params = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty)
+        self.verifier = Verifier(self.rule, rows, params, eos_ids(eos))
+        self.verifier.check(greedy, k, seed, draft_step)
+        self.generation: Generation | None = None
+
+    @property
+    def stats(self) -> Stats:
+        """Counts and times of the latest generation."""
+        return self.generation.stats if self.generation else Stats()
+
+    def generate(self, prompt_ids: Any, max_new: int = 128) -> Any:
+        """Return the new tokens, at most ``max_new``, in the kind of ``prompt_ids``: list, NumPy or torch int64 [n]."""
+        self.stream(prompt_ids, max_new)
+        return self.resume()
+
+    def stream(self, prompt_ids: Any, max_new: int = 128) -> Generation:
+        """Return an iterator over the new tokens, each an ``Emitted``, which runs rounds as it is asked for tokens."""
+        self.generation = Generation(self, prompt_ids, max_new)
+        return self.generation
+
+    def resume(self) -> Any:
+        """Go on with the latest generation after an exception or a broken-off stream; return all its new tokens."""
+        if self.generation is None:
+            raise ValueRangeError("resume() needs a generation to go on with: call generate() or stream() first")
+        for _ in self.generation:
+            pass
+        return self.generation.tokens
+
+
+class Generation:
+    """One sequence: an iterator over its new tokens that survives exceptions.
+
+    ``tokens`` are the new tokens of all finished rounds, in the prompt's kind, handed out or not; ``finished`` says
+    that there will be no more; ``seed`` and ``stats`` are its own.
+    """
+
+    def __init__(self, decoder: SpeculativeDecoder, prompt_ids: Any, max_new: int) -> None:
+        if max_new < 0:
+            raise ValueRangeError(f"max_new must be at least 0, got {max_new}")
+        self.seed = int(random_seeds(1)[0] if decoder.seed is None else decoder.seed)
+        self.stats = Stats()
+        self._decoder = decoder
+        self._ids, self._kind = read_prompt(prompt_ids)
+        self._prompt = len(self._ids)
+        self._limit = self._prompt + max_new
+        self._drafted: list[bool] = []
+        self._handed = 0
+        self._drafts = DraftSource(decoder.draft_step, self._kind)
+
+    @property
+    def tokens(self) -> Any:
+        return self._kind(self._ids[self._prompt :])
+
+    @property
+    def finished(self) -> bool:
+        new = self._ids[self._prompt :]
+        return len(self._ids) == self._limit or (len(new) > 0 and int(new[-1]) in self._decoder.verifier.eos)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Emitted:
+        while self._prompt + self._handed == len(self._ids):
+            if self.finished:
+                raise StopIteration
+            try:
+                self._round()
+            except StopIteration as error:
+                # It would look like the end of the sequence.
+                raise RuntimeError("a callback raised StopIteration") from error
+        self._handed += 1
+        return Emitted(int(self._ids[self._prompt + self._handed - 1]), self._drafted[self._handed - 1])
+
+    def _round(self) -> None:
+        decoder, stats, context = self._decoder, self.stats, self._ids
+        with stats.phase("draft"):
+            width = min(decoder.k, self._limit - len(context) - 1)
+            draft = self._drafts(context, width, decoder.verifier, self.seed)
+        with stats.phase("target"):
+            proposed = self._kind(np.array(draft.tokens, dtype=np.int64))
+            rows = read_rows(decoder.target_step(self._kind(context), proposed), len(draft.tokens))
+            stats.target_forwards += 1
+        with stats.phase("verify"):
+            accepted, next_token, _ = decoder.verifier(rows, draft, context, self.seed).packed()[0].tolist()
+        emitted = draft.tokens[:accepted]
+        if not emitted or emitted[-1] not in decoder.verifier.eos:
+            emitted.append(next_token)
+        self._drafted[len(context) - self._prompt :] = [i < accepted for i in range(len(emitted))]
+        # This one assignment ends the round: an interrupt before it repeats the round.
+        self._ids = frozen(np.concatenate([context, np.array(emitted, dtype=np.int64)]))
+        stats.record(len(draft.tokens), accepted, len(emitted))
+        if not self.finished:
+            self._drafts.accept(accepted, next_token, rows[: len(emitted)])

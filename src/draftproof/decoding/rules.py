@@ -1,0 +1,69 @@
+"""How a round is verified: the rule, fixed for all rounds, with its parameters."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from .. import _checks
+from ..drafters.base import Drafter
+from ..errors import ValueRangeError
+from ..types import Array, SamplingParams, VerifyResult
+from ..verification import verify, verify_greedy, verify_probs
+from .callbacks import Checked, Ids, as_kind
+
+Rule = Literal["greedy", "token", "block", "match"]
+# Arguments are checked as for rows like this, before a model has run for nothing.
+_ROW = np.zeros((1, 1), dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """A rule, what the callbacks return, the sampling parameters and the ids that end a sequence."""
+
+    rule: Rule
+    rows: Literal["logits", "probs"]
+    params: SamplingParams
+    eos: frozenset[int]
+
+    def __call__(self, rows: Array, draft: Checked, context: Ids, seed: int) -> VerifyResult:
+        """Verify the draft of the round that starts where ``context`` ends."""
+        tokens = as_kind(np.array([draft.tokens], dtype=np.int64), rows)
+        eos = sorted(self.eos) or None
+        if self.rule == "greedy":
+            return verify_greedy(rows[None], tokens, eos=eos, check=True)
+        q = None if draft.rows is None or self.rule == "match" else as_kind(draft.rows, rows)[None]
+        common: dict[str, Any] = {"rule": self.rule, "eos": eos, "seed": seed, "offset": len(context), "check": True}
+        if self.rows == "probs":
+            return verify_probs(rows[None], q, tokens, **common)
+        seen = None if self.params.repetition_penalty is None else as_kind(context.copy(), rows)[None]
+        return verify(rows[None], q, tokens, **asdict(self.params), prev_tokens=seen, **common)
+
+    def check(self, greedy: bool, k: int, seed: int | None, draft_step: Any) -> None:
+        """Refuse what is out of range or does not go together."""
+        if k < 0:
+            raise ValueRangeError(f"k must be at least 0, got {k}")
+        if seed is not None:
+            _checks.seed(seed, _ROW)
+        _checks.one_of("rule", self.rule, _checks.RULES)
+        _checks.one_of("rows", self.rows, ("logits", "probs"))
+        if greedy != (self.rule == "greedy"):
+            raise ValueRangeError(f"rule {self.rule!r} needs greedy={not greedy}, got greedy={greedy}")
+        filtered = self._filtered()
+        if filtered and greedy:
+            raise ValueRangeError(f"greedy=True takes no sampling parameters, got {self.params}: pass greedy=False")
+        if filtered and self.rows == "probs":
+            raise ValueRangeError(f"rows='probs' takes no sampling parameters, got {self.params}: filter the rows")
+        drafter: Drafter | None = draft_step if hasattr(draft_step, "start") else None
+        if drafter is not None and drafter.has_q and self.rows == "probs":
+            raise ValueRangeError("rows must be 'logits' with a drafter that returns logits, got 'probs'")
+        if drafter is not None and drafter.noise == "shared" and self.rule != "match":
+            raise ValueRangeError(f"rule must be 'match' when drafts share the target's noise, got {self.rule!r}")
+
+    def _filtered(self) -> bool:
+        """Whether any parameter has an effect; raise for one out of range."""
+        named = asdict(self.params)
+        on = [name for name, value in named.items() if _checks.per_row(name, value, _ROW, vocab=1 << 62) is not None]
+        return on != ["temperature"] or named["temperature"] != 1

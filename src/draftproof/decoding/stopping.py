@@ -1,0 +1,30 @@
+"""Where a draft and a sequence end."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any
+
+import numpy as np
+
+from ..errors import DtypeError, ValueRangeError
+
+
+def eos_ids(eos: Any) -> frozenset[int]:
+    """Return the ids that end a sequence: from None, an int, or a list or array of ints padded with -1."""
+    ids = np.asarray([] if eos is None else eos.tolist() if hasattr(eos, "tolist") else eos).ravel()
+    if ids.size and ids.dtype.kind not in "iu":
+        raise DtypeError(f"eos must hold integer token ids, got {eos!r}")
+    if (ids < -1).any():
+        raise ValueRangeError(f"eos must hold ids of at least 0 (-1 is padding), got {int(ids.min())}")
+    return frozenset(ids[ids >= 0].astype(np.int64).tolist())
+
+
+def usable(draft: list[int], eos: Set[int]) -> int:
+    """Return how many drafts are worth a target row: up to the first eos, and none from the first negative id on."""
+    for i, token in enumerate(draft):
+        if token < 0:
+            return i
+        if token in eos:
+            return i + 1
+    return len(draft)
