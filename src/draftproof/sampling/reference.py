@@ -58,8 +58,8 @@ def kept(
     scores: Sequence[float],
     masses: Masses,
     top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
+    top_p: Any = None,
+    min_p: Any = None,
 ) -> list[int]:
     """Return the ids that pass top-k, then top-p on the survivors, then min-p: best first.
 

@@ -140,8 +140,7 @@ def prefix_scales(target: Laws, draft: Laws, tokens: Sequence[int]) -> list[Any]
 def keep_probability(scale: Any, p: Masses, q: Masses) -> Any:
     """Return the probability that block verification keeps a prefix that could have gone on (0/0 = 1)."""
     mass = sum(excess(p, q, scale))
-    rest = mass + (1 - scale)
-    return mass / rest if rest else 1
+    return mass / (mass + (1 - scale)) if mass else int(scale == 1)
 
 
 # --- one request -----------------------------------------------------------------------------------------------------
