@@ -257,16 +257,18 @@ def values(xp: Any, arguments: dict[str, Any]) -> tuple[dict[str, Any], Array | 
     for name, array in arguments.items():
         if array is None or not (spec := _spec(name, arguments)):
             continue
-        working = xp.float32(array) if spec.floating else array
+        # One row that stands for all is worked on once, and stays an expanded view.
+        row = array[:1] if xp.same_row(array) else array
+        working = xp.float32(row) if spec.floating else row
         good = spec.range.valid(working)
         if xp.on_host(like):
             if xp.any(~good):
                 _raise_value(xp, name, array, good, spec.range.expected)
         else:
             working = xp.where(good, working, spec.range.default)
-            row_bad = ~good if good.ndim == 1 else xp.sum(~good)[:, 0] > 0
+            row_bad = xp.broadcast(~good if good.ndim == 1 else xp.sum(~good)[:, 0] > 0, (array.shape[0],))
             bad = row_bad if bad is None else bad | row_bad
-        result[name] = spec.finish(xp, working)
+        result[name] = xp.broadcast(spec.finish(xp, working), tuple(array.shape))
     return result, bad
 
 
