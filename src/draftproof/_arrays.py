@@ -181,6 +181,11 @@ def is_torch(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def is_dense(tensor: Any) -> bool:
+    """Whether a torch tensor is an ordinary strided one."""
+    return bool(tensor.layout == sys.modules["torch"].strided and not tensor.is_nested)
+
+
 def namespace(array: Array) -> Any:
     """Return the array functions of the library that ``array`` belongs to."""
     if not is_torch(array):

@@ -12,13 +12,15 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from ._arrays import is_torch, namespace
+from ._arrays import is_dense, is_torch, namespace
 from .errors import DtypeError, ShapeError, ValueRangeError
-from .numerics.constants import MAX_UNIFORM, MAX_VOCAB
+from .numerics.constants import FLT_MAX, MAX_UNIFORM, MAX_VOCAB
 from .types import DEAD, Array, Status
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 IDS = ("int32", "int64", "uint32")
+SEEDS = ("int32", "int64", "uint64")
 RULES = ("token", "block", "match", "greedy")
 _INFINITY = float("inf")
 _SEED_REMEDY = "pass an int or an int64/uint64 array [B]; draftproof.random_seeds(B) gives fresh ones"
@@ -38,7 +40,6 @@ PARAMETERS = {
     "top_p": Range(lambda a: (a >= 0) & (a <= 1), "in [0, 1] (None and 1 are off)", 1.0),
     "min_p": Range(lambda a: (a >= 0) & (a <= 1), "in [0, 1] (None and 0 are off)", 0.0),
     "repetition_penalty": Range(lambda a: (a > 0) & (a < _INFINITY), "finite and above 0 (None and 1 are off)", 1.0),
-    "draft_index": Range(lambda a: (a >= 0) & (a < 1 << 24), "an integer in [0, 2**24)", 0),
 }
 _OFF: dict[str, Callable[[Any], Any]] = {
     "top_k": lambda k: k <= 0,
@@ -49,7 +50,17 @@ _OFF: dict[str, Callable[[Any], Any]] = {
 
 
 def _base(name: str) -> str:
-    return name.removeprefix("draft_") if name != "draft_index" else name
+    return name.removeprefix("draft_")
+
+
+def _integer_range(name: str, drafted: int) -> Range:
+    """What an integer parameter may be, in a call with ``drafted`` drafts a row."""
+    if name == "num_draft_tokens":
+        return Range(lambda a: (a >= 0) & (a <= drafted), f"in [0, K] = [0, {drafted}]", 0)
+    if name == "draft_index":
+        return Range(lambda a: (a >= 0) & (a < 1 << 24), "in [0, 2**24)", 0)
+    limit = 2**63 - drafted
+    return Range(lambda a: (a >= 0) & (a <= limit - 1), f"in [0, 2**63 - {drafted})" if drafted else "in [0, 2**63)", 0)
 
 
 # --- when the function is called: kinds, dtypes, shapes ---------------------------------------------------------------
@@ -57,10 +68,7 @@ def _base(name: str) -> str:
 
 def rows(name: str, value: Any, form: str) -> Any:
     """Check an array of logits or probabilities of the given form, such as ``[B, K+1, V]``; return its namespace."""
-    if not isinstance(value, np.ndarray) and not is_torch(value):
-        raise DtypeError(
-            f"{name} must be a NumPy array or a torch tensor {form}, got {type(value).__name__}: convert it first"
-        )
+    _array(name, value, f"a NumPy array or a torch tensor {form}")
     xp = namespace(value)
     if xp.dtype_name(value) not in FLOATS:
         raise DtypeError(f"{name} must be one of {', '.join(FLOATS)}, got {xp.dtype_name(value)}: cast it first")
@@ -79,12 +87,11 @@ def shape(name: str, value: Array, form: str, expected: tuple[int, ...]) -> None
         raise ShapeError(f"{name} must be {form} = {list(expected)}, got {_shape(value)}")
 
 
-def same_kind(name: str, value: Any, like: Array) -> Array:
+def same_kind(name: str, value: Any, like: Array, expected: str = "an array") -> Array:
     """Check that ``value`` is an array of the library and device of ``like``; lists become arrays."""
     if isinstance(value, (list, tuple)):
-        value = namespace(like).asarray(np.asarray(value), like)
-    if not isinstance(value, np.ndarray) and not is_torch(value):
-        raise DtypeError(f"{name} must be an array, got {type(value).__name__}")
+        value = namespace(like).asarray(_from_list(name, value), like)
+    _array(name, value, expected)
     if is_torch(value) != is_torch(like):
         kinds = ("a NumPy array", "a torch tensor")
         wanted, got = kinds[is_torch(like)], kinds[is_torch(value)]
@@ -92,6 +99,25 @@ def same_kind(name: str, value: Any, like: Array) -> Array:
     if is_torch(like) and value.device != like.device:
         raise DtypeError(f"{name} must be on {like.device} as the rows are, got {value.device}: move it there")
     return value
+
+
+def _array(name: str, value: Any, expected: str) -> None:
+    """Check for a plain array: NumPy's subclasses give operations another meaning, and sparse tensors lack most."""
+    if type(value) in (np.ndarray, np.memmap) or (is_torch(value) and is_dense(value)):
+        return
+    layout = f" of layout {value.layout}" if is_torch(value) else ""
+    raise DtypeError(f"{name} must be {expected}, got {type(value).__name__}{layout}: convert it first")
+
+
+def _from_list(name: str, value: Any) -> Any:
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError):  # rows of unequal length, or elements that do not convert
+        array = np.array(None)
+    if array.dtype.kind not in "biuf":
+        raise DtypeError(f"{name} must be numbers in rows of equal length, got a list of {array.dtype}")
+    # NumPy has two unsigned types of 64 bits and takes the one that torch does not know.
+    return array.astype(np.uint64) if array.dtype.kind == "u" else array
 
 
 def ids(name: str, value: Any, like: Array, form: str) -> Array:
@@ -114,7 +140,7 @@ def mask(name: str, value: Any, like: Array, form: str, expected: tuple[int, ...
     if dtype not in ("bool", "int32"):
         raise DtypeError(f"{name} must be bool {form}, or int32 with 32 ids packed in a word, got {dtype}")
     if dtype == "int32":
-        form = form.replace("V", "ceil(V/32)")
+        form = f"{form.rpartition(',')[0]}, ceil(V/32)]"
         expected = (*expected[:-1], -(-expected[-1] // 32))
     shape(name, value, form, expected)
     return value
@@ -132,53 +158,64 @@ def per_row(name: str, value: Any, like: Array, vocab: int) -> Array | None:
     if isinstance(value, bool):
         raise DtypeError(f"{name} must be a number or an array [B], got bool")
     if isinstance(value, (int, float)):
-        if not PARAMETERS[base].valid(value):
-            raise ValueRangeError(f"{name} must be {PARAMETERS[base].expected}, got {value!r}")
-        if base in _OFF and (_OFF[base](value) or (base == "top_k" and value >= vocab)):
+        whole = base == "top_k"
+        # What float32 cannot hold is infinite to it, and NaN is refused as infinity is.
+        held = value if whole or -FLT_MAX <= value <= FLT_MAX else _INFINITY
+        if not PARAMETERS[base].valid(held):
+            raise ValueRangeError(f"{name} must be {PARAMETERS[base].expected}, got {_number(value)}")
+        if base in _OFF and (_OFF[base](value) or (whole and value >= vocab)):
             return None
-        dtype = "int64" if base in ("top_k", "draft_index") else "float32"
-        return xp.broadcast(xp.full((), int(value) if dtype == "int64" else value, dtype, like=like), (batch,))
+        single = xp.full((), int(value) if whole else float(value), "int64" if whole else "float32", like=like)
+        return xp.broadcast(single, (batch,))
     if value is None:
         return None
-    return _column(name, same_kind(name, value, like), like, "a number")
+    value = _column(name, same_kind(name, value, like, "a number or an array [B]"), like, "a number")
+    dtype = xp.dtype_name(value)
+    if dtype not in FLOATS + INTEGERS:
+        raise DtypeError(f"{name} must be a number or an array [B] of numbers, got {dtype}")
+    return xp.int64(value) if base == "top_k" and dtype in INTEGERS else value
 
 
-def integers(name: str, value: Any, like: Array, low: int, high: int) -> Array:
-    """Check an int in [low, high], or an integer array ``[B]``; return int64 ``[B]``."""
+def integers(name: str, value: Any, like: Array, drafted: int = 0) -> Array:
+    """Check an int, or an integer array ``[B]``; return int64 ``[B]``."""
     xp = namespace(like)
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, int) and not isinstance(value, bool):
-        if not low <= value <= high:
-            raise ValueRangeError(f"{name} must be in [{low}, {high}], got {value}")
+        allowed = _integer_range(name, drafted)
+        if not allowed.valid(value):
+            raise ValueRangeError(f"{name} must be {allowed.expected}, got {_number(value)}")
         return xp.broadcast(xp.full((), value, "int64", like=like), (like.shape[0],))
-    value = _column(name, same_kind(name, value, like), like, "an int")
-    if "int" not in xp.dtype_name(value):
+    value = _column(name, same_kind(name, value, like, "an int or an integer array [B]"), like, "an int")
+    if xp.dtype_name(value) not in INTEGERS:
         raise DtypeError(f"{name} must be an int or an integer array [B], got {xp.dtype_name(value)}")
     return xp.int64(value)
 
 
 def seed(value: Any, like: Array) -> Array:
-    """Check a seed; return its int64 bits, ``[B]``, or 0-D for a scalar that rows are still to be derived from."""
+    """Check a seed; return its int64 bits, ``[B]``, or 0-D for a scalar that rows are still to be derived from.
+
+    NumPy seeds go with rows of any kind: ``random_seeds`` gives them.
+    """
     xp = namespace(like)
     if value is None:
         raise ValueRangeError(f"seed must be given, got None: {_SEED_REMEDY}")
-    if isinstance(value, np.generic) and value.dtype.kind in "iu":
-        value = int(value)
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, int) and not isinstance(value, bool):
         if not -(2**63) <= value < 2**64:
-            raise ValueRangeError(f"seed must be in [-2**63, 2**64), got {value}")
+            raise ValueRangeError(f"seed must be in [-2**63, 2**64), got {_number(value)}")
         return xp.full((), value - 2**64 if value >= 2**63 else value, "int64", like=like)
-    if isinstance(value, np.ndarray) and is_torch(like):
-        value = xp.asarray(value.astype(np.int64, casting="unsafe"), like)
-    if isinstance(value, (bool, float, str)):
-        raise DtypeError(f"seed must be an integer, got {type(value).__name__}: {_SEED_REMEDY}")
-    value = same_kind("seed", value, like)
-    if xp.dtype_name(value) not in ("int32", "int64", "uint64"):
-        raise DtypeError(f"seed must be int64 or uint64, got {xp.dtype_name(value)}: {_SEED_REMEDY}")
+    foreign = type(value) is np.ndarray and is_torch(like)
+    if not foreign:
+        value = same_kind("seed", value, like, "an int or an int64/uint64 array [B]")
+    own = namespace(value)
+    if own.dtype_name(value) not in SEEDS:
+        raise DtypeError(f"seed must be int64 or uint64, got {own.dtype_name(value)}: {_SEED_REMEDY}")
     if value.ndim > 1 or (value.ndim == 1 and value.shape[0] != like.shape[0]):
         raise ShapeError(f"seed must be a scalar or [B] = [{like.shape[0]}], got {_shape(value)}: {_SEED_REMEDY}")
-    return xp.int64(value)
+    # A copy, since torch warns when it shares a read-only array.
+    return xp.asarray(own.int64(value).copy(), like) if foreign else xp.int64(value)
 
 
 def eos(value: Any, like: Array) -> Array | None:
@@ -189,8 +226,10 @@ def eos(value: Any, like: Array) -> Array | None:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, int) and not isinstance(value, bool):
+        if not -(2**63) <= value < 2**63:
+            raise ValueRangeError(f"eos must be in [-1, 2**63), got {_number(value)}")
         value = [value]
-    value = same_kind("eos", value, like)
+    value = same_kind("eos", value, like, "an int, [E] or [B, E]")
     if value.shape[-1:] == (0,):
         return None
     if xp.dtype_name(value) not in IDS:
@@ -213,8 +252,15 @@ def uniforms(name: str, value: Any, like: Array, form: str, expected: tuple[int,
     return value
 
 
+def word(name: str, value: Any) -> None:
+    """Check for a str."""
+    if not isinstance(value, str):
+        raise DtypeError(f"{name} must be a str, got {type(value).__name__}")
+
+
 def one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """Check a word."""
+    word(name, value)
     if value not in choices:
         raise ValueRangeError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
@@ -222,7 +268,7 @@ def one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
 def flag(value: Any) -> None:
     """Check ``check``."""
     if value is not None and not isinstance(value, bool):
-        raise DtypeError(f"check must be None, True or False, got {value!r}")
+        raise DtypeError(f"check must be None, True or False, got {type(value).__name__}")
 
 
 def _column(name: str, value: Array, like: Array, scalar: str) -> Array:
@@ -232,6 +278,12 @@ def _column(name: str, value: Array, like: Array, scalar: str) -> Array:
     if tuple(value.shape) != (batch,):
         raise ShapeError(f"{name} must be {scalar} or an array [B] = [{batch}], got {_shape(value)}")
     return value
+
+
+def _number(value: float) -> str:
+    """A number in full, unless it is an int too long to read."""
+    bits = value.bit_length() if isinstance(value, int) else 0
+    return f"an int of {bits} bits" if bits > 128 else repr(value)
 
 
 def _shape(value: Array) -> list[int]:
@@ -282,18 +334,12 @@ def _spec(name: str, arguments: dict[str, Any]) -> _Spec | None:
     if name in ("uniform_accept", "uniform_sample"):
         unit = Range(lambda a: (a >= 0) & (a <= 1), "in [0, 1]", 0.5)
         return _Spec(unit, True, lambda xp, a: xp.minimum(a, MAX_UNIFORM))
-    if name == "offset":
+    if name in ("offset", "num_draft_tokens", "draft_index"):
         drafted = arguments["draft_tokens"].shape[1] if "draft_tokens" in arguments else 0
-        limit = 2**63 - 1 - drafted
-        return _Spec(Range(lambda a: (a >= 0) & (a <= limit), f"in [0, 2**63 - {1 + drafted}]", 0), False, _as_int64)
-    if name == "num_draft_tokens":
-        drafted = arguments["draft_tokens"].shape[1]
-        return _Spec(Range(lambda a: (a >= 0) & (a <= drafted), f"in [0, K] = [0, {drafted}]", 0), False, _as_int64)
+        return _Spec(_integer_range(name, drafted), False, _as_int64)
     base = _base(name)
     if base == "top_k":
         return _Spec(PARAMETERS[base], False, _finish_top_k)
-    if base == "draft_index":
-        return _Spec(PARAMETERS[base], False, _as_int64)
     return _Spec(PARAMETERS[base], True, lambda _, a: a) if base in PARAMETERS else None
 
 

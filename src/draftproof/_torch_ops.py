@@ -31,8 +31,9 @@ _DTYPES = {
 
 
 def call_op(operation: str, arguments: tuple[Any, ...], check: bool | None, backend: str) -> tuple[Array, ...]:
-    """Call a registered op."""
-    return getattr(torch.ops.draftproof, operation)(*arguments, check, backend)
+    """Call a registered op. No gradient flows: tokens have none, and that of the filtered logits would be partial."""
+    with torch.no_grad():
+        return getattr(torch.ops.draftproof, operation)(*arguments, check, backend)
 
 
 def _schema(operation: str) -> str:

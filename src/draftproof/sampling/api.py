@@ -17,6 +17,7 @@ from ..types import Array, Filters, SampleResult
 def call(operation: str, arguments: tuple[Any, ...], check: bool | None, backend: str) -> tuple[Array, ...]:
     """Run an operation: NumPy directly, torch through its registered op, which compile and vmap know."""
     _checks.flag(check)
+    _checks.word("backend", backend)
     if is_torch(arguments[0]):
         from .._torch_ops import call_op
 
@@ -42,8 +43,8 @@ def _filter_arguments(logits: Any, parameters: Filters, prev_tokens: Any, mask: 
 def _stream_arguments(logits: Array, seed: Any, offset: Any, draft_index: Any) -> tuple[Any, ...]:
     return (
         _checks.seed(seed, logits),
-        _checks.integers("offset", offset, logits, 0, 2**63 - 1),
-        None if draft_index is None else _checks.integers("draft_index", draft_index, logits, 0, 2**24 - 1),
+        _checks.integers("offset", offset, logits),
+        None if draft_index is None else _checks.integers("draft_index", draft_index, logits),
     )
 
 

@@ -112,11 +112,11 @@ def verify(
         *filters(draft_rows, draft, "draft_"),
         None if prev_tokens is None else _checks.ids("prev_tokens", prev_tokens, target_logits, "[B, L]"),
         _checks.mask("mask", mask, target_logits, "[B, K+1, V]", (batch, drafted + 1, vocab)),
-        _checks.mask("draft_mask", draft_mask, target_logits, "[B, K, V]", (batch, drafted, draft_vocab)),
+        _checks.mask("draft_mask", draft_mask, target_logits, "[B, K, Vd]", (batch, drafted, draft_vocab)),
         _draft_length(num_draft_tokens, target_logits, drafted),
         _checks.eos(eos, target_logits),
         _checks.seed(seed, target_logits),
-        _checks.integers("offset", offset, target_logits, 0, 2**63 - 1 - drafted),
+        _checks.integers("offset", offset, target_logits, drafted),
     )
     return VerifyResult(*call("verify", arguments, check, backend))
 
@@ -192,7 +192,7 @@ def verify_probs(
         accept,
         emit,
         None if seed is None else _checks.seed(seed, target_probs),
-        _checks.integers("offset", offset, target_probs, 0, 2**63 - 1 - drafted),
+        _checks.integers("offset", offset, target_probs, drafted),
         _draft_length(num_draft_tokens, target_probs, drafted),
         _checks.eos(eos, target_probs),
     )
@@ -270,7 +270,7 @@ def _check_draft_rows(name: str, draft: Array | None, target: Array, leading: tu
 
 def _draft_length(num_draft_tokens: Any, like: Array, drafted: int) -> Array:
     count = drafted if num_draft_tokens is None else num_draft_tokens
-    return _checks.integers("num_draft_tokens", count, like, 0, drafted)
+    return _checks.integers("num_draft_tokens", count, like, drafted)
 
 
 def _require_uniforms(rule: str, accept: Array | None, emit: Array | None, seed: Any) -> None:
