@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import random
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
@@ -18,8 +17,7 @@ from hypothesis import strategies as st
 import draftproof
 from draftproof import testing
 from draftproof.rng.uniforms import Choose
-from draftproof.sampling import reference as sampling
-from draftproof.testing import Model, ReusedDraw, System, Uniforms, check_law, enumerate_law, grid, mutants, strategies
+from draftproof.testing import Model, ReusedDraw, System, check_law, enumerate_law, grid, strategies
 from draftproof.verification.chain import reference as chain
 from draftproof.verification.chain.reference import RULES
 
@@ -113,7 +111,7 @@ def test_mutants_are_many_and_described() -> None:
 def test_shared_numbers_bias_the_law() -> None:
     """Private drafts keyed by position under block: not a matter of taste."""
     system = testing.MUTANTS["private drafts keyed by position"].system
-    with pytest.raises(AssertionError, match="off by 0.0327"):
+    with pytest.raises(AssertionError, match=r"off by 0\.0327"):
         check_law(system, testing.models(1, vocab=2), to_end=True, shared=True)
     with pytest.raises(ReusedDraw):
         check_law(system, testing.models(1, vocab=2), to_end=True)
@@ -127,6 +125,17 @@ def test_enumerator_finds_its_own_faults() -> None:
         enumerate_law(lambda choose: choose.categorical([0, 0], draw=("emit", 0)))
     with pytest.raises(AssertionError, match="no law"):
         enumerate_law(lambda choose: choose.bernoulli(Fraction(3, 2), draw=("accept", 0)))
+
+
+def test_boundaries_of_the_filters_on_logits() -> None:
+    """The same boundaries from float32 logarithms: what the slack of top-p is for."""
+
+    def kept(masses: Sequence[Any], *_: Any, **filters: Any) -> list[int]:
+        logits = np.log(np.array([masses], np.float64)).astype(np.float32)
+        filtered = draftproof.filter_logits(logits, **{name: np.float32(value) for name, value in filters.items()})[0]
+        return [x for x in np.argsort(-logits[0], kind="stable").tolist() if filtered[x] > -np.inf]
+
+    testing.check_kept(System(kept=kept))
 
 
 # --- implementations on the grid -------------------------------------------------------------------------------------
