@@ -65,8 +65,7 @@ class SpeculativeDecoder:
     -----
     Exactness: each round has ``offset`` = tokens already in the sequence, prompt included. Under greedy and match the
     output is, token for token, that of plain decoding (argmax; ``sample(row, seed=seed, offset=position)``), whatever
-    the drafts, given equal rows. Under token and block its law is the target's (Leviathan et al. 2023, Chen et al.
-    2023; Sun et al. 2025).
+    the drafts, given equal rows. Under token and block its law is the target's (Leviathan 2023, Chen 2023; Sun 2025).
 
     Exceptions of a callback pass through. The tokens of the rounds before are in ``generation.tokens``; ``resume()``,
     or iterating ``generation`` further, repeats the failed round with the same draws.
@@ -161,8 +160,8 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        new = self._ids[self._prompt :]
-        return len(self._ids) == self._limit or (len(new) > 0 and int(new[-1]) in self._decoder.verifier.eos)
+        last = self._ids[self._prompt :][-1:].tolist()
+        return len(self._ids) == self._limit or not self._decoder.verifier.eos.isdisjoint(last)
 
     def __iter__(self) -> Self:
         return self

@@ -17,6 +17,10 @@ from .default_model import load_default_model
 
 __all__ = ["CausalLM", "check_tokenizers", "load_default_model", "model_drafter"]
 
+# Layers of limited memory keep everything until the next crop, so one is due every so many tokens. A draft model must
+# start anew when a draft is rejected that was fed just before such a crop: the larger, the rarer.
+_TRIM = 64
+
 
 class CausalLM:
     """A causal language model as ``target_step`` of a ``SpeculativeDecoder``, with its key/value cache.
@@ -61,7 +65,8 @@ class CausalLM:
         self.vocab_size: int = model.get_input_embeddings().num_embeddings
         self._cache: Any
         self._held: Ids
-        self._rewindable: int
+        # Layers of limited memory can go back to where they were cropped last, no further.
+        self._floor: int
         self._forget()
 
     def __call__(self, prefix: Any, proposed: Any) -> Array:
@@ -70,18 +75,18 @@ class CausalLM:
         ids = np.concatenate([self._known(prefix), self._drafts(proposed)])
         keep = reusable(self._held, ids, rows)
         try:
-            if keep < self._rewindable:
+            if keep < self._floor:
                 self._forget()
                 keep = 0
-            if len(self._held):
-                # Also when nothing is removed: sliding layers then drop what has left their window.
+            if keep < len(self._held) or keep - self._floor >= _TRIM:
                 self._cache.crop(keep - len(self._held))
+                self._floor = keep if any(self._cache.is_sliding) or any(self._cache.is_linear) else 0
             logits = self._forward(ids[keep:], rows)
         except BaseException:
             # Some layers may have been fed and others not.
             self._forget()
             raise
-        self._held, self._rewindable = ids, keep
+        self._held = ids
         return logits
 
     def _forward(self, ids: Ids, rows: int) -> Array:
@@ -96,8 +101,7 @@ class CausalLM:
         self._cache = DynamicCache(config=self.model.config)
         self._cache.activate_past_recording()
         self._held = np.zeros(0, dtype=np.int64)
-        # Sliding layers keep what they need to go back to the last crop, no further.
-        self._rewindable = 0
+        self._floor = 0
 
     def _known(self, prefix: Any) -> Ids:
         ids = _int64(prefix)
@@ -164,4 +168,4 @@ def check_tokenizers(target: Any, draft: Any) -> None:
 
 
 def _int64(ids: Any) -> Ids:
-    return np.asarray(ids.tolist() if hasattr(ids, "tolist") else ids, dtype=np.int64)
+    return np.asarray(ids.cpu() if isinstance(ids, torch.Tensor) else ids, dtype=np.int64)
