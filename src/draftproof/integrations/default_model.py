@@ -66,7 +66,7 @@ def load_default_model(dtype: Any = "float32", *, announce: Announce | None = No
     name = str(dtype).removeprefix("torch.")
     if name not in ("float32", "bfloat16", "float16"):
         raise ValueRangeError(f"dtype: expected float32, bfloat16 or float16, got {dtype!r}; pass one of these names")
-    _require("torch", "transformers", "gguf", "accelerate", "filelock")
+    require("torch", "transformers", "gguf", "accelerate", "filelock")
     folder = converted_folder(announce or _to_stderr)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -195,11 +195,12 @@ def _intact(folder: Path) -> bool:
         return False
 
 
-def _require(*modules: str) -> None:
+def require(*modules: str) -> None:
+    """Raise ``ImportError`` naming the extra unless all the modules are installed."""
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
         raise ImportError(
-            f"the default model needs {', '.join(modules)}; missing: {', '.join(missing)}; "
+            f"models need {', '.join(modules)}; missing: {', '.join(missing)}; "
             "run: python -m pip install 'draftproof[transformers]'"
         )
 

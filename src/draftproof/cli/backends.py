@@ -1,0 +1,19 @@
+"""``draftproof backends``: what runs here."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from .. import _dispatch
+from .console import out
+
+
+def backends() -> None:
+    """List every operation and backend: available, or the reason why it is not."""
+    listing = _dispatch.backends()
+    table = Table(box=None, pad_edge=False)
+    for column in ("operation", *next(iter(listing.values()))):
+        table.add_column(column)
+    for operation, row in listing.items():
+        table.add_row(operation, *row.values())
+    out.print(table)

@@ -1,0 +1,318 @@
+"""The command line, on tiny models: what it prints, and how it fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+import typer.testing
+from rich.console import Console
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from draftproof import cli
+from draftproof.cli import check, text
+from draftproof.cli.app import app
+from draftproof.decoding import Emitted
+
+PROMPT = "abc abd abc abd abc"
+
+
+def tokenizer(extra: tuple[str, ...] = ()) -> Any:
+    """One token a byte, and ``<eos>``."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate([*letters, "<eos>", *extra])}
+    model = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<eos>")
+
+
+def save(folder: Path, seed: int, extra: tuple[str, ...] = ()) -> Path:
+    torch.manual_seed(seed)
+    config = transformers.LlamaConfig(
+        vocab_size=260, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=512, initializer_range=0.3, eos_token_id=256, bos_token_id=256,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer(extra).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("target"), 1)
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("draft"), 2)
+
+
+def run(*arguments: Any, code: int = 0, stdin: str | None = None) -> Any:
+    result = typer.testing.CliRunner().invoke(app, [*map(str, arguments)], input=stdin, env={"COLUMNS": "200"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def generate(folder: Path, *options: Any, **how: Any) -> str:
+    return str(run("generate", PROMPT, "--model", folder, "--max-new", 24, *options, **how).stdout)
+
+
+def field(output: str, name: str) -> list[str]:
+    return next(line.removeprefix(name).split() for line in output.splitlines() if line.startswith(name))
+
+
+# --- generate --------------------------------------------------------------------------------------------------------
+
+
+def test_greedy_equals_the_models_own_generate(folder: Path) -> None:
+    output = generate(folder, "--compare")
+    assert "same tokens as plain decoding: yes" in output
+    assert field(output, "tokens ") == ["24", "24"]
+    forwards = int(field(output, "target forwards")[0])
+    assert forwards < 24
+    assert field(output, "tokens per forward") == [f"{24 / forwards:.2f}", "1.00"]
+    accepted, _, drafted, share = field(output, "drafts accepted")
+    assert share == f"({int(accepted) / int(drafted):.0%})"
+    assert len(field(output, "acceptance by position:")) == 8
+    assert all(float(rate) > 0 for rate in field(output, "tokens/s"))
+    assert "seed" not in output
+
+
+@pytest.fixture(scope="module")
+def own(folder: Path) -> list[int]:
+    """The tokens of the model's own greedy ``generate``."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    ids = torch.tensor([tokenizer()(PROMPT).input_ids])
+    made = model.generate(ids, attention_mask=ids * 0 + 1, do_sample=False, max_new_tokens=24, pad_token_id=0)
+    return list(made[0, ids.shape[1] :].tolist())
+
+
+def test_prints_the_models_text(folder: Path, own: list[int]) -> None:
+    assert generate(folder).startswith(tokenizer().decode(own, skip_special_tokens=True) + "\n")
+
+
+@pytest.mark.parametrize("options", [("--repetition-penalty", "1.3"), ("--eos", "32", "--eos", "97"), ("--eos", "-1")])
+def test_greedy_with_penalty_and_eos(folder: Path, options: tuple[str, ...]) -> None:
+    assert "same tokens as plain decoding: yes" in generate(folder, "--compare", *options)
+
+
+def test_eos_ends_the_text(folder: Path, own: list[int]) -> None:
+    assert field(generate(folder, "--eos", own[5]), "tokens ") == [str(own.index(own[5]) + 1)]
+
+
+def test_sampling_by_match_equals_sampling_without_drafts(folder: Path) -> None:
+    sampled = ("--temperature", 0.7, "--top-k", 20, "--top-p", 0.95, "--min-p", 0.01, "--repetition-penalty", 1.1)
+    output = generate(folder, "--compare", "--seed", 5, *sampled)
+    assert "same tokens as plain decoding: yes" in output
+    assert field(output, "seed") == ["5"]
+    again, other = generate(folder, "--seed", 5, *sampled), generate(folder, "--seed", 6, *sampled)
+    assert again.splitlines()[0] == output.splitlines()[0] != other.splitlines()[0]
+
+
+def test_a_new_seed_is_printed_and_repeats(folder: Path) -> None:
+    output = generate(folder, "--temperature", 1)
+    (seed,) = field(output, "seed")
+    assert generate(folder, "--temperature", 1, "--seed", seed).splitlines()[0] == output.splitlines()[0]
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_other_rules_say_that_draws_differ(folder: Path, rule: str) -> None:
+    output = generate(folder, "--compare", "--temperature", 1, "--seed", 1, "--rule", rule)
+    assert f"same tokens as plain decoding: no (rule {rule} keeps the law, with other draws)" in output
+
+
+@pytest.mark.parametrize("options", [(), ("--temperature", 1, "--seed", 3, "--rule", "match")])
+def test_draft_model(folder: Path, draft: Path, options: tuple[Any, ...]) -> None:
+    assert "same tokens as plain decoding: yes" in generate(folder, "--draft", draft, "--compare", *options)
+    perfect = generate(folder, "--draft", folder, "--width", 3, *options)
+    assert field(perfect, "tokens per forward") == ["4.00"]
+    assert field(perfect, "acceptance by position:") == ["100%"] * 3
+
+
+def test_no_drafts_no_tokens(folder: Path) -> None:
+    plain = generate(folder, "--width", 0)
+    assert field(plain, "tokens per forward") == ["1.00"]
+    assert "nothing was drafted" in plain
+    assert "same tokens as plain decoding: yes" in generate(folder, "--max-new", 0, "--compare")
+
+
+def test_bfloat16_stdin_threads(folder: Path) -> None:
+    threads = torch.get_num_threads()
+    try:
+        arguments = ("--model", folder, "--max-new", 3, "--dtype", "bfloat16", "--threads", 1)
+        assert field(run("generate", "-", *arguments, stdin=PROMPT).stdout, "tokens ") == ["3"]
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_chat_template(folder: Path, tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    codec = tokenizer()
+    codec.chat_template = "{{ messages[0]['role'] }}: {{ messages[0]['content'] }}"
+    codec.save_pretrained(tmp_path)
+    wrapped = run("generate", "hello", "--model", tmp_path, "--max-new", 8).stdout.splitlines()[0]
+    assert wrapped == run("generate", "user: hello", "--model", folder, "--max-new", 8).stdout.splitlines()[0]
+    raw = run("generate", "hello", "--model", tmp_path, "--max-new", 8, "--raw").stdout.splitlines()[0]
+    assert raw == run("generate", "hello", "--model", folder, "--max-new", 8).stdout.splitlines()[0] != wrapped
+
+
+def terminal(monkeypatch: pytest.MonkeyPatch, tokens: list[tuple[str, bool]], color: Any) -> str:
+    console = Console(file=io.StringIO(), force_terminal=color is not None, color_system=color, soft_wrap=True)
+    monkeypatch.setattr(text, "out", console)
+    codec = tokenizer()
+    stream = text.TextStream(codec)
+    for characters, drafted in tokens:
+        for token in codec(characters).input_ids:
+            stream.put(Emitted(token, drafted))
+    stream.finish()
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_accepted_drafts_are_coloured(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = [("a", False), ("b", True), (" [c]", False)]
+    assert terminal(monkeypatch, tokens, "standard").startswith("a\x1b[32mb\x1b[0m [c]")
+    assert terminal(monkeypatch, tokens, None) == "ab [c]\n"
+
+
+def test_characters_of_several_tokens_are_printed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert terminal(monkeypatch, [("a é漢 🙂", True)], "standard").count("\x1b[32m🙂\x1b[0m") == 1
+    codec = tokenizer()
+    stream = text.TextStream(codec)
+    console = Console(file=io.StringIO())
+    monkeypatch.setattr(text, "out", console)
+    for token in codec("x🙂").input_ids[:-1]:
+        stream.put(Emitted(token, False))
+    assert console.file.getvalue() == "x"  # type: ignore[attr-defined]
+    stream.finish()
+    assert console.file.getvalue() == "x\ufffd\n"  # type: ignore[attr-defined]
+
+
+# --- how it fails ----------------------------------------------------------------------------------------------------
+
+
+def fails(message: str, *arguments: Any) -> None:
+    result = run("generate", "x", *arguments, code=2)
+    assert re.fullmatch(f"error: {message}\n", result.stderr), result.stderr
+    assert result.stdout == ""
+
+
+def test_missing_model(tmp_path: Path, folder: Path) -> None:
+    fails(
+        r"--model: expected a folder .*, got \S+nowhere: nothing there; give its path", "--model", tmp_path / "nowhere"
+    )
+    (tmp_path / "file").write_text("")
+    fails(r"--model: expected a folder .*, got \S+file: a file; .*", "--model", tmp_path / "file")
+    fails("--draft: expected a folder .* nothing there; .*", "--model", folder, "--draft", tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("damage", ["empty", "config", "weights", "tokenizer"])
+def test_unreadable_model(damage: str, tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    if damage == "empty":
+        for file in tmp_path.iterdir():
+            file.unlink()
+    name = {"config": "config.json", "weights": "model.safetensors", "tokenizer": "tokenizer.json"}.get(damage)
+    if name:
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-20])
+    fails(r"--model: expected a folder that transformers can read .*, got \S+: .+; save both .*", "--model", tmp_path)
+
+
+def test_mismatched_tokenizers(folder: Path, tmp_path: Path) -> None:
+    save(tmp_path, 1, extra=("<extra>",))
+    fails(
+        "the draft's tokenizer must be the target's, got 258 tokens against 257: "
+        "'<extra>' is 257 in the draft and None in the target",
+        *("--model", folder, "--draft", tmp_path),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--temperature", "-1"), r"temperature must be finite and at least 0 .*, got -1\.0"),
+        (("--top-p", "1.5"), r"top_p must be in \[0, 1\] .*, got 1\.5"),
+        (("--top-k", "-2"), "top_k must be .*, got -2"),
+        (("--min-p", "nan"), "min_p must be .*, got nan"),
+        (("--repetition-penalty", "0"), r"repetition_penalty must be .*, got 0\.0"),
+        (("--seed", str(2**64)), "seed must be .*, got 18446744073709551616"),
+    ],
+)
+def test_bad_values_fail_before_loading(options: tuple[str, ...], message: str) -> None:
+    fails(message, "--model", "nowhere", *options)
+
+
+def test_bad_prompt_and_eos(folder: Path) -> None:
+    result = run("generate", "", "--raw", "--model", folder, code=2)
+    assert result.stderr.startswith("error: prompt_ids must have at least one token")
+    fails("eos must hold ids of at least 0 .*, got -2", "--model", folder, "--eos", "-2")
+
+
+def test_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "rich" else object())
+    with pytest.raises(SystemExit, match=r"missing: rich; run: python -m pip install 'draftproof\[cli\]'"):
+        cli.main()
+
+
+def test_main_runs_the_application() -> None:
+    code = "import sys; sys.argv = ['draftproof', '--version']; from draftproof.cli import main; main()"
+    light = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); {code}"
+    done = subprocess.run([sys.executable, "-c", light], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"draftproof \d+\.\d+\S*\nFalse\n", done.stdout)
+
+
+# --- check and backends ----------------------------------------------------------------------------------------------
+
+
+def test_check_passes() -> None:
+    lines = run("check").stdout.splitlines()
+    assert len(lines) >= 9
+    assert [line for line in lines if not line.startswith("ok ")] == []
+    assert any("bits on eager (torch cpu)" in line for line in lines)
+
+
+def test_check_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("broken")
+
+    whole = check.filter_logits
+    monkeypatch.setattr(check, "philox", lambda counter, key: (0, 0, 0, 0))  # noqa: ARG005
+    monkeypatch.setattr(check, "RULES", {"token": check.testing.MUTANTS["p and q swapped"].system.rule})
+    monkeypatch.setattr(check.testing, "MUTANTS", {})
+    monkeypatch.setattr(check, "verify_probs", wrong)
+    monkeypatch.setattr(
+        check, "filter_logits", lambda logits, **o: whole(logits, **o) + (0 if isinstance(logits, np.ndarray) else 1)
+    )
+    lines = run("check", code=1).stdout.splitlines()
+    names = ["Philox4x32-10", "law of rule token", "verification on eager (NumPy)", "verification on eager (torch cpu)"]
+    failed = [line.split(": ")[0].removeprefix("FAILED ") for line in lines if line.startswith("FAILED")]
+    assert failed == [*names, "bits on eager (torch cpu)"]
+    assert "the law is off by" in lines[1]
+    assert "RuntimeError('broken')" in lines[3]
+    assert "filter_logits differs from eager (NumPy)" in lines[5]
+
+
+def test_check_notices_a_mutant_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = check.testing.MUTANTS["p and q swapped"]
+    monkeypatch.setattr(check.testing, "MUTANTS", {"alive": dataclasses.replace(mutant, system=mutant.original)})
+    with pytest.raises(AssertionError, match="'alive' passed as lossless"):
+        check.mutants()
+
+
+def test_backends() -> None:
+    lines = run("backends").stdout.splitlines()
+    assert lines[0].split() == ["operation", "eager", "reference"]
+    assert lines[1].split() == ["sample", "available", "available"]
+    assert len(lines) == 8
