@@ -18,6 +18,7 @@ import typer.testing
 from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+import draftproof
 from draftproof import cli
 from draftproof.cli import check, text
 from draftproof.cli.app import app
@@ -312,7 +313,8 @@ def test_check_notices_a_mutant_that_lives(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_backends() -> None:
-    lines = run("backends").stdout.splitlines()
-    assert lines[0].split() == ["operation", "eager", "reference"]
-    assert lines[1].split() == ["sample", "available", "available"]
-    assert len(lines) == 8
+    header, *rows = run("backends").stdout.splitlines()
+    assert header.split()[0] == "operation"
+    assert {"eager", "reference"} <= set(header.split())
+    assert [row.split()[0] for row in rows] == list(draftproof.backends())
+    assert rows[0].count("available") >= 2

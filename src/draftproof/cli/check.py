@@ -13,8 +13,7 @@ import numpy as np
 import typer
 from rich.text import Text
 
-from .. import testing
-from .._dispatch import BACKENDS
+from .. import _dispatch, testing
 from ..rng.philox import philox
 from ..sampling.api import filter_logits, sample_probs, sample_with_logprobs
 from ..testing.grid import SMALL
@@ -115,14 +114,20 @@ def mutants() -> str:
 
 def places() -> list[Place]:
     """Return the backends present, eager on NumPy first: it defines the bits."""
-    found = [Place(f"{backend} (NumPy)", backend, np.asarray) for backend in reversed(BACKENDS["cpu"])]
+    listing = _dispatch.backends().values()
+
+    def present(device: str) -> list[str]:
+        named = [b for b in _dispatch.BACKENDS[device] if all(row[b] == "available" for row in listing)]
+        return sorted(named, key=lambda backend: backend != "eager")
+
+    found = [Place(f"{backend} (NumPy)", backend, np.asarray) for backend in present("cpu")]
     if find_spec("torch"):
         import torch
 
-        devices = ["cpu", *(d for d in BACKENDS if d != "cpu" and getattr(torch, d).is_available())]
-        for device in devices:
-            put = functools.partial(torch.asarray, device=device)
-            found += [Place(f"{backend} (torch {device})", backend, put) for backend in BACKENDS[device]]
+        for device in _dispatch.BACKENDS:
+            if getattr(torch, device).is_available():
+                put = functools.partial(torch.asarray, device=device)
+                found += [Place(f"{backend} (torch {device})", backend, put) for backend in present(device)]
     return found
 
 
