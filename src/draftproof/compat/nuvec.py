@@ -133,7 +133,7 @@ def _require(
         raise DtypeError(f"{needed}; got {list(given)} {dtype}")
 
 
-def _seed(key: int | Array) -> int | Array:
+def _seed(key: Array) -> int | Array:
     """The 64-bit seed that a key holds."""
     if isinstance(key, Integral):
         return int(key) % 2**64

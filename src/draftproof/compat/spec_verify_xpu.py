@@ -52,11 +52,10 @@ def verify(
     >>> accepted.tolist(), next_token.tolist()
     ([1], [1])
     """
-    batch, drafted = draft_tokens.shape
     if uniform_accept is None:
-        uniform_accept = _uniforms((batch, drafted), target_probs)
+        uniform_accept = _uniforms(draft_tokens.shape, target_probs)
     if uniform_sample is None:
-        uniform_sample = _uniforms((batch, drafted + 1), target_probs)
+        uniform_sample = _uniforms(target_probs.shape[:2], target_probs)
     result = chain.verify_probs(
         target_probs,
         draft_probs,
@@ -68,7 +67,7 @@ def verify(
     return result.num_accepted, result.next_token
 
 
-def _uniforms(shape: tuple[int, int], like: Array) -> Array:
+def _uniforms(shape: tuple[int, ...], like: Array) -> Array:
     import torch
 
     if isinstance(like, torch.Tensor):
