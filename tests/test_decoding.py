@@ -668,7 +668,8 @@ def test_drafters_are_told_what_happened() -> None:
             assert offset == len(context)
             assert not context.flags.writeable
             assert params == SamplingParams(temperature=0.0)
-            return Draft(np.array(output[offset - 3 : offset - 3 + width]), None)
+            right = np.array(output[offset - 3 : offset - 3 + width])
+            return Draft(right if offset == 3 else (right + 1) % VOCAB, None)
 
         def accept(self, num_accepted: int, next_token: int, target_logits: Any) -> None:
             told.append((num_accepted, next_token, target_logits.shape[0]))
@@ -677,10 +678,10 @@ def test_drafters_are_told_what_happened() -> None:
         has_q, noise = False, None
         start = staticmethod(State)
 
-    output = plain(PROMPT, 8, None)
-    assert SpeculativeDecoder(Drafter(), TARGET, k=2).generate(PROMPT, max_new=8) == output
-    # The last round has no successor to draft.
-    assert told == [(2, output[2], 3), (2, output[5], 3)]
+    output = plain(PROMPT, 5, None)
+    assert SpeculativeDecoder(Drafter(), TARGET, k=2).generate(PROMPT, max_new=5) == output
+    # After the last round there is nothing left to draft.
+    assert told == [(2, output[2], 3), (0, output[3], 1)]
 
 
 def test_reusable_against_brute_force() -> None:
