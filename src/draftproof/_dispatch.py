@@ -103,7 +103,7 @@ def run(operation: str, arguments: tuple[Any, ...], check: bool | None, backend:
     with np.errstate(all="ignore"):
         named, bad = _checks.values(xp, named)
         if named.get("seed") is not None and named["seed"].ndim == 0:
-            named["seed"] = row_seeds(named["seed"], xp.arange(rows.shape[0], like=rows))
+            named["seed"] = _seed_of_each_row(xp, named["seed"], rows)
         if backend == REFERENCE and is_torch(rows):
             result = _through_numpy(implementation, _packed(named))
         else:
@@ -113,6 +113,12 @@ def run(operation: str, arguments: tuple[Any, ...], check: bool | None, backend:
     if check or (check is None and xp.on_host(rows)):
         _checks.raise_on_dead_rows(xp, operation, result[-1])
     return tuple(result)
+
+
+def _seed_of_each_row(xp: Any, seed: Array, rows: Array) -> Array:
+    if rows.shape[0] == 1:
+        return seed[None]
+    return row_seeds(seed, xp.arange(rows.shape[0], like=rows))
 
 
 def _packed(named: dict[str, Any]) -> list[Any]:
