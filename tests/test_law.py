@@ -151,17 +151,14 @@ def on_torch(target: Any, draft: Any, tokens: Any, **options: Any) -> Any:
     return type(result)(*(array.numpy() for array in result))
 
 
-IMPLEMENTATIONS: dict[str, tuple[Callable[..., Any], Sequence[grid.Shape]]] = {
-    "reference": (functools.partial(draftproof.verify_probs, backend="reference"), grid.SMALL),
-    "eager on NumPy": (functools.partial(draftproof.verify_probs, backend="eager"), grid.FULL),
-    "eager on torch": (on_torch, grid.FULL),
-}
+AVAILABLE = [name for name, state in draftproof.backends()["verify_probs"].items() if state == "available"]
+IMPLEMENTATIONS = {name: functools.partial(draftproof.verify_probs, backend=name) for name in AVAILABLE}
+IMPLEMENTATIONS["torch"] = on_torch
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_grid(name: str) -> None:
-    verify_probs, shapes = IMPLEMENTATIONS[name]
-    reports = testing.check_grid(verify_probs, shapes=shapes)
+    reports = testing.check_grid(IMPLEMENTATIONS[name], shapes=grid.SMALL if name == "reference" else grid.FULL)
     assert list(reports) == list(RULES)
     for rule, report in reports.items():
         assert report.exact >= report.cases / 3, rule
@@ -209,3 +206,28 @@ def test_streams_decide_as_uniforms_do(rule: chain.Rule) -> None:
     actual = draftproof.verify_probs(target, draft, tokens, backend="eager", **options)
     assert [a.tolist() for a in actual] == [a.tolist() for a in expected]
     assert set(actual.num_accepted.tolist()) == {0, 1, 2, 3}
+
+
+# --- goodness of fit -------------------------------------------------------------------------------------------------
+
+
+def test_g_test_sees_what_it_says() -> None:
+    """At level 1 % and power 90 %: deviations of the detectable size are found, and the law itself is not accused."""
+    rng = np.random.default_rng(3)
+    law, draws, runs = np.array([0.25, 0.25, 0.2, 0.2, 0.0999, 1e-4]), 4000, 400
+    claim = testing.g_test(rng.multinomial(draws, law), law, alpha=0.01, power=0.9)
+    assert claim.cells == 5
+    shift = claim.detectable * np.array([1, -1, 0, 0, 0, 0])
+
+    def rejected(true: Any) -> int:
+        return sum(testing.g_test(c, law).p_value < 0.01 for c in rng.multinomial(draws, true, runs))
+
+    assert 0.85 * runs < rejected(law + shift)
+    assert rejected(law) < 0.03 * runs
+
+
+def test_g_test_knows_the_impossible() -> None:
+    assert testing.g_test([999, 1000, 1], [0.5, 0.5, 0.0]).p_value == 0.0
+    assert testing.g_test([2000, 0], [1.0, 0.0]).p_value == 1.0
+    with pytest.raises(ValueError, match="too few"):
+        testing.g_test([3, 4], [0.5, 0.5])
