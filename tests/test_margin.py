@@ -21,7 +21,7 @@ from draftproof.numerics.exp2 import exp2, exponent, scale
 from draftproof.numerics.masses import masses
 from draftproof.rng.uniforms import Draw, Uniforms
 from draftproof.sampling import reference as sampling
-from draftproof.types import Array
+from draftproof.types import DEAD, Array
 from draftproof.verification.chain import reference as chain
 
 UNIT = 2.0**-24
@@ -246,3 +246,50 @@ def test_kept_sets_on_the_masses_of_the_arithmetic() -> None:
         assert set(draftproof.sample(rows, **filters, seed=0).tolist()) <= set(expected)
         sizes[len(expected)] = sizes.get(len(expected), 0) + 1
     assert len(sizes) > 20
+
+
+@pytest.mark.parametrize("rule", chain.RULES)
+@pytest.mark.parametrize("seed", range(8))
+def test_every_argument_means_the_same(rule: str, seed: int) -> None:
+    """Small requests with everything at once, result for result: the margins of so few decisions are wide."""
+    rng = np.random.default_rng(seed)
+    rows, vocab = 24, int(rng.integers(2, 70))
+    draft_vocab = vocab + seed % 3 - 1
+    target = rng.normal(0, 2, (rows, DRAFTED + 1, vocab)).astype(np.float32)
+    draft = rng.normal(0, 2, (rows, DRAFTED, draft_vocab)).astype(np.float32)
+    target[rng.random(target.shape[:2]) < 0.05] = rng.choice([np.nan, -np.inf, np.inf])
+    filters = {
+        "temperature": rng.choice([0, 0.8, 1, 2], rows),
+        "top_k": rng.integers(-1, vocab, rows),
+        "top_p": rng.choice([0, 0.5, 0.9, 1], rows),
+        "min_p": rng.choice([0, 0.05], rows),
+        "repetition_penalty": rng.choice([0.8, 1, 1.3], rows),
+    }
+    # Most bits set, so that some drafts are accepted.
+    words = np.bitwise_or.reduce(rng.integers(-(2**31), 2**31, (4, 2, rows, DRAFTED + 1, 3)), axis=0).astype(np.int32)
+    given: dict[str, Any] = {
+        **filters,
+        **({f"draft_{name}": rng.permutation(value) for name, value in filters.items()} if seed % 2 else {}),
+        "rule": rule,
+        "prev_tokens": rng.integers(-1, vocab, (rows, 5)),
+        "mask": words[0, ..., : (vocab + 31) // 32],
+        "draft_mask": words[1, :, :DRAFTED, : (draft_vocab + 31) // 32] if seed % 4 == 0 else None,
+        "num_draft_tokens": rng.integers(0, DRAFTED + 1, rows),
+        "eos": rng.integers(-1, vocab, (rows, 2)),
+        "seed": rng.integers(-(2**63), 2**63, rows),
+        "offset": rng.integers(0, 2**40, rows),
+        "check": False,
+    }
+    likely = np.where(np.isnan(target[:, :DRAFTED]), 0, target[:, :DRAFTED]).argmax(axis=2)
+    tokens = np.where(rng.random(likely.shape) < 0.4, rng.integers(-2, vocab + 2, likely.shape), likely)
+    for rows_of_draft in (draft, None):
+        expected, actual = (
+            draftproof.verify(target, rows_of_draft, tokens, **given, backend=backend)
+            for backend in ("reference", "eager")
+        )
+        # The reference stops at a dead row, and says nothing of the tests before it.
+        alive = (expected.status & DEAD) == 0
+        np.testing.assert_array_equal((actual.status & DEAD) == 0, alive)
+        for a, e in zip(actual, expected, strict=True):
+            np.testing.assert_array_equal(a[alive], e[alive])
+        assert len(np.unique(expected.num_accepted)) > 1

@@ -7,11 +7,12 @@ one. ``draftproof.testing.strategies`` needs hypothesis, ``g_test`` SciPy.
 """
 
 from ..rng.uniforms import Choose, Uniforms, counter
+from .checks import check_batch, check_kept, check_law, models
 from .enumerate_law import ReusedDraw, enumerate_law, midpoints
 from .goodness_of_fit import GTest, detectable_deviation, g_test
 from .grid import check_grid
 from .mutants import MUTANTS, Mutant
-from .speculation import Model, System, check_batch, check_kept, check_law, models
+from .speculation import Model, System
 
 __all__ = [
     "MUTANTS",

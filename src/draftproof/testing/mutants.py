@@ -25,58 +25,8 @@ from ..rng.uniforms import Choose, Draw, Masses, Uniforms, counter
 from ..sampling import reference as sampling
 from ..verification.chain import reference as chain
 from ..verification.chain.reference import argmax, at, correction, excess, point_masses, ratio
-from . import grid
-from .speculation import Model, System, Tokens, check_batch, check_kept, check_law, models, propose
-
-# --- the checks ------------------------------------------------------------------------------------------------------
-
-
-def sampled_law(system: System) -> None:
-    """The emitted law is the target's."""
-    check_law(system, models(16))
-
-
-def point_mass_law(system: System) -> None:
-    """The emitted law is the target's when drafts have no law."""
-    check_law(system, models(16, point_mass=True))
-
-
-def ragged_law(system: System) -> None:
-    """The emitted law is the target's when drafts stop early."""
-    check_law(system, models(16, ragged=True))
-
-
-def eos_law(system: System) -> None:
-    """The emitted law is the target's, and nothing follows an eos."""
-    check_law(system, models(16, eos=frozenset([1])))
-
-
-def filtered_law(system: System) -> None:
-    """The emitted law is the filtered target's."""
-    check_law(system, models(16, vocab=4, top_k=2))
-    check_law(system, models(16, vocab=4, top_p=Fraction(1, 2)))
-
-
-def streams(system: System) -> None:
-    """Rounds on end emit the target's law, also where random numbers are shared; and none is."""
-    check_law(system, models(8, vocab=3, drafted=1), to_end=True, shared=True)
-    check_law(system, models(8, vocab=2), to_end=True, shared=True)
-    check_law(system, models(8, vocab=2), to_end=True)
-
-
-def batch(system: System) -> None:
-    """No random number serves two rows of a batch."""
-    check_batch(system, Model(vocab=2, drafted=1))
-
-
-def on_grid(system: System) -> None:
-    """All drafts, on all points of a grid of uniforms, come out as by the exact rule."""
-    grid.check_grid(grid.batched(system.rule, system.interpreter), rules=[system.rule.__name__], shapes=grid.SMALL)
-
-
-def kept(system: System) -> None:
-    """The filters keep what they must."""
-    check_kept(system)
+from .checks import batch, eos_law, filtered_law, kept, on_grid, point_mass_law, ragged_law, sampled_law, streams
+from .speculation import Model, System, Tokens, propose
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,14 @@
-"""Small models, the round of drafting and verification around a rule, and the checks that a lossless system passes.
+"""Small models, and the round of drafting and verification around a rule.
 
 A ``System`` is everything that must be right for speculation to be lossless, one part a field; ``mutants`` replaces the
-parts one at a time. Each check raises AssertionError with the model that it failed on.
+parts one at a time.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -19,7 +18,6 @@ from ..rng.streams import row_seeds
 from ..rng.uniforms import Choose, Masses
 from ..sampling import reference as sampling
 from ..verification.chain import reference as chain
-from .enumerate_law import enumerate_law
 
 Tokens = tuple[int, ...]
 Law = dict[Tokens, Fraction]
@@ -117,7 +115,13 @@ def warp(model: Model, masses: Masses) -> Masses:
 
 @dataclass(frozen=True)
 class System:
-    """The parts of speculation; the defaults are the library's own."""
+    """The parts of speculation; the defaults are the library's own.
+
+    Examples
+    --------
+    >>> from draftproof.testing import check_law, models
+    >>> check_law(System(rule=chain.block), models(4))
+    """
 
     rule: chain.Rule = chain.token
     propose: Callable[[Model, Callable[[Tokens], Masses], Tokens, Choose], list[int]] = propose
@@ -166,94 +170,11 @@ def play_round(system: System, model: Model, prefix: Tokens, choose: Choose, see
 def play(system: System, model: Model, length: int, choose: Choose, seed: int = 0) -> Tokens:
     """Play rounds until ``length`` tokens or an eos."""
     out: Tokens = ()
-    while len(out) < length and not _ended(model, out):
+    while len(out) < length and not ended(model, out):
         out += play_round(system, model, out, choose, seed)
     return out[:length]
 
 
-def _ended(model: Model, tokens: Tokens) -> bool:
+def ended(model: Model, tokens: Tokens) -> bool:
+    """Whether a text has come to its eos."""
     return bool(tokens) and tokens[-1] in model.eos
-
-
-def extend(law: Law, model: Model, length: int, *, greedy: bool = False) -> Law:
-    """Continue every sequence of a law by plain target sampling, or by its argmax, to ``length`` tokens or an eos."""
-    result: Law = {}
-    pending = list(law.items())
-    while pending:
-        tokens, weight = pending.pop()
-        if len(tokens) >= length or _ended(model, tokens):
-            result[tokens] = result.get(tokens, Fraction(0)) + weight
-            continue
-        p = chain.law(warp(model, model.target(tokens)))
-        if greedy:
-            p = chain.point_masses([chain.argmax(p)])[0]
-        pending += [((*tokens, x), weight * p_x) for x, p_x in enumerate(p) if p_x]
-    return result
-
-
-# --- the checks ------------------------------------------------------------------------------------------------------
-
-
-def models(count: int, *, seed: int = 0, vocab: int = 3, drafted: int = 2, **features: Any) -> Iterator[Model]:
-    """Yield models of all modes in turn, with the given features."""
-    for i in range(count):
-        yield Model(vocab, drafted, MODES[i % len(MODES)], seed + i, **features)
-
-
-def check_law(system: System, cases: Iterable[Model], *, to_end: bool = False, shared: bool = False) -> None:
-    """Check that speculation emits exactly the target's law: draft, verify, then plain target sampling.
-
-    ``to_end`` plays round after round instead, until ``drafted + 1`` tokens. Unless ``shared``, no random number may
-    serve twice.
-    """
-    greedy = system.rule is chain.greedy
-    for model in cases:
-        length = model.drafted + 1
-        expected = extend({(): Fraction(1)}, model, length, greedy=greedy)
-        if to_end:
-            emitted = enumerate_law(functools.partial(play, system, model, length), shared=shared)
-        else:
-            emitted = enumerate_law(functools.partial(play_round, system, model, ()), shared=shared)
-        actual = extend(emitted, model, length, greedy=greedy)
-        if actual != expected:
-            raise AssertionError(f"the law is off by {float(total_variation(actual, expected)):.3g} on {model}")
-
-
-def total_variation(a: Law, b: Law) -> Fraction:
-    """Return half the sum of absolute differences of two laws."""
-    return sum((abs(a.get(x, Fraction(0)) - b.get(x, Fraction(0))) for x in a.keys() | b.keys()), Fraction(0)) / 2
-
-
-def check_batch(system: System, model: Model, *, rows: int = 2) -> None:
-    """Check that the rows of a batch with one scalar seed share no random number, each row playing one round."""
-
-    def program(choose: Choose) -> tuple[Tokens, ...]:
-        return tuple(play_round(system, model, (), choose, system.row_seeds(0, b)) for b in range(rows))
-
-    enumerate_law(program)
-
-
-def check_kept(system: System) -> None:
-    """Check the boundaries of the filters on rows whose kept sets are known."""
-    tenths = [Fraction(x, 10) for x in (5, 3, 2)]
-    # What float32 logits make of log .5, log .3 and log .2: the two largest may fall short of .8 by a rounding.
-    short = [tenths[0], tenths[1] - Fraction(1, 1 << 23), tenths[2] + Fraction(1, 1 << 23)]
-    expected: Sequence[tuple[list[int], Masses, dict[str, Any]]] = [
-        ([0, 1], tenths, {"top_p": Fraction(4, 5)}),
-        ([0, 1], short, {"top_p": Fraction(4, 5)}),
-        ([0], tenths, {"top_p": Fraction(1, 2)}),
-        ([0], tenths, {"top_p": Fraction(0)}),
-        ([1, 0, 3], [2, 4, 1, 2], {"top_k": 2}),
-        ([0, 1], [4, 3, 2, 1], {"top_k": 3, "top_p": Fraction(7, 9)}),
-        ([0, 1], [8, 4, 3, 3], {"min_p": Fraction(1, 2)}),
-        ([1, 0, 2], [1, 2, 1], {"top_p": Fraction(1), "top_k": 0}),
-    ]
-    for ids, masses, filters in expected:
-        actual = system.kept(masses, masses, masses, **filters)
-        if actual != ids:
-            raise AssertionError(f"{filters} keep {actual} of {list(map(str, masses))}, expected {ids}")
-
-
-def with_rule(rule: chain.Rule) -> System:
-    """Return the library's system with another rule."""
-    return dataclasses.replace(System(), rule=rule)
