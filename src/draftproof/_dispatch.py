@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +17,7 @@ from .rng.streams import row_seeds
 from .types import Array, Filters, Status
 
 FILTERS = Filters._fields
+_SUBNORMAL = np.ones(1, np.int32).view(np.float32)
 
 
 class Operation(NamedTuple):
@@ -100,7 +103,7 @@ def run(operation: str, arguments: tuple[Any, ...], check: bool | None, backend:
     xp = namespace(rows)
     implementation = resolve(operation, xp.device_type(rows), backend)
     # IEEE infinities and NaN are part of the arithmetic; NumPy's warnings about them are not news.
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), _subnormals():
         named, bad = _checks.values(xp, named)
         if named.get("seed") is not None and named["seed"].ndim == 0:
             named["seed"] = _seed_of_each_row(xp, named["seed"], rows)
@@ -113,6 +116,20 @@ def run(operation: str, arguments: tuple[Any, ...], check: bool | None, backend:
     if check or (check is None and xp.on_host(rows)):
         _checks.raise_on_dead_rows(xp, operation, result[-1])
     return tuple(result)
+
+
+@contextlib.contextmanager
+def _subnormals() -> Iterator[None]:
+    """Lift the caller's flush-to-zero, which torch sets and only torch can lift, while an operation runs."""
+    torch = sys.modules.get("torch")
+    flushed = torch is not None and not (_SUBNORMAL * np.float32(1)).any()
+    if flushed:
+        torch.set_flush_denormal(False)
+    try:
+        yield
+    finally:
+        if flushed:
+            torch.set_flush_denormal(True)
 
 
 def _seed_of_each_row(xp: Any, seed: Array, rows: Array) -> Array:
