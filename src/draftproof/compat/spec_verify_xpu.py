@@ -40,8 +40,8 @@ def verify(
 
     Notes
     -----
-    The arrays may be NumPy arrays. ``torch.compile(fullgraph=True)`` traces the call; Inductor then draws missing uniforms
-    its own way: other numbers from the same seed. The rule is that of Leviathan et al. 2023.
+    The arrays may be NumPy arrays. ``torch.compile(fullgraph=True)`` traces the call; Inductor then draws
+    missing uniforms its own way: other numbers from the same seed. The rule is that of Leviathan et al. 2023.
 
     Examples
     --------
