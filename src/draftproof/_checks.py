@@ -90,7 +90,9 @@ def shape(name: str, value: Array, form: str, expected: tuple[int, ...]) -> None
 def same_kind(name: str, value: Any, like: Array, expected: str = "an array") -> Array:
     """Check that ``value`` is an array of the library and device of ``like``; lists become arrays."""
     if isinstance(value, (list, tuple)):
-        value = namespace(like).asarray(_from_list(name, value), like)
+        # A list of ids goes as it is, which a compiled graph can follow.
+        ids_only = all(type(x) is int and -(2**63) <= x < 2**63 for x in value)
+        value = namespace(like).asarray(value if ids_only else _from_list(name, value), like)
     _array(name, value, expected)
     if is_torch(value) != is_torch(like):
         kinds = ("a NumPy array", "a torch tensor")
