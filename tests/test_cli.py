@@ -308,12 +308,14 @@ def test_check_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         check, "filter_logits", lambda logits, **o: whole(logits, **o) + (0 if isinstance(logits, np.ndarray) else 1)
     )
     lines = run("check", code=1).stdout.splitlines()
-    names = ["Philox4x32-10", "law of rule token", "verification on eager (NumPy)", "verification on eager (torch cpu)"]
-    failed = [line.split(": ")[0].removeprefix("FAILED ") for line in lines if line.startswith("FAILED")]
-    assert failed == [*names, "bits on eager (torch cpu)"]
-    assert "the law is off by" in lines[1]
-    assert "RuntimeError('broken')" in lines[3]
-    assert "filter_logits differs from eager (NumPy)" in lines[5]
+    failed = dict(line.removeprefix("FAILED ").split(": ", 1) for line in lines if line.startswith("FAILED"))
+    places = [place.name for place in check.places()]
+    assert places[0] == "eager (NumPy)"
+    tensors = [f"bits on {name}" for name in places if "torch" in name]
+    assert list(failed) == ["Philox4x32-10", "law of rule token", *(f"verification on {p}" for p in places), *tensors]
+    assert failed["law of rule token"].startswith("the law is off by")
+    assert failed[f"verification on {places[1]}"].startswith("RuntimeError('broken')")
+    assert failed[tensors[0]].startswith("filter_logits differs from eager (NumPy)")
 
 
 def test_check_notices_a_mutant_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,5 +329,5 @@ def test_backends() -> None:
     header, *rows = run("backends").stdout.splitlines()
     assert header.split()[0] == "operation"
     assert {"eager", "reference"} <= set(header.split())
-    assert [row.split()[0] for row in rows] == list(draftproof.backends())
+    assert [row.split()[0] for row in rows][: len(draftproof.backends())] == list(draftproof.backends())
     assert rows[0].count("available") >= 2

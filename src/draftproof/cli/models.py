@@ -20,7 +20,9 @@ class Loaded(NamedTuple):
 
 def load(folder: Path | None, option: str, dtype: str) -> Loaded:
     """Load the model in ``folder``, or the default model, without network."""
+    # Both are read on import: no network, and no progress bars from the GGUF reader, which has no other switch.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
     from ..integrations.default_model import load_default_model, require
 
     require("torch", "transformers", "safetensors")

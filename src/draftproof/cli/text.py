@@ -60,7 +60,7 @@ def summary(decoder: SpeculativeDecoder, seconds: float, plain: Plain | None) ->
         ("tokens", str(stats.tokens), str(len(plain.tokens)) if plain else ""),
         ("target forwards", str(stats.target_forwards), str(len(plain.tokens)) if plain else ""),
         ("tokens per forward", f"{stats.tokens_per_forward:.2f}", "1.00"),
-        ("drafts accepted", f"{stats.accepted} of {stats.drafted} ({stats.acceptance:.0%})", ""),
+        ("drafts accepted", f"[{ACCEPTED}]{stats.accepted} of {stats.drafted} ({stats.acceptance:.0%})", ""),
         ("tokens/s", rate(stats.tokens, seconds), rate(len(plain.tokens), plain.seconds) if plain else ""),
     ]
     if generation is not None and decoder.rule != "greedy":
