@@ -493,7 +493,7 @@ def test_torch_and_numpy_rows_mix() -> None:
 
     def draft(prefix: list[int], k: int) -> tuple[list[int], Any]:
         tokens, rows = own_drafts(prefix, k)
-        return tokens, torch.from_numpy(rows).to(torch.bfloat16)
+        return tokens, torch.from_numpy(rows).to(torch.bfloat16).requires_grad_()
 
     arguments = {"greedy": False, "rule": "block", "seed": 8}
     expected = SpeculativeDecoder(own_drafts, TARGET, **arguments).generate(PROMPT, max_new=16)

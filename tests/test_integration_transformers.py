@@ -183,6 +183,14 @@ def test_nothing_is_computed_twice(model: Any, draft_model: Any, rule: str) -> N
             held = asked
 
 
+def test_full_attention_goes_back_anywhere(model: Any) -> None:
+    watched = Watched(model)
+    ids = next(prompts(1, 60))
+    for asked in (ids[:70], ids[:71], [*ids[:40], 5]):
+        watched(asked, [])
+    assert [len(fed) for fed in watched.fed] == [70, 1, 1]
+
+
 # transformers issue 47433: crop(0) and crops beyond the cache left stale entries.
 def test_cache_follows_the_sequence(model: Any) -> None:
     target = CausalLM(model)
