@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy import stats as scipy_stats
 
 import draftproof
 from draftproof import SamplingParams, SpeculativeDecoder, sample, verify
 from draftproof.decoding.cache import reusable
 from draftproof.drafters import ModelDrafter, NgramDrafter
 from draftproof.errors import DtypeError, ShapeError, ValueRangeError
+from draftproof.testing import g_test
 from draftproof.types import Draft
 
 VOCAB = 11
@@ -516,14 +516,6 @@ TARGET_LAWS = np.stack([P, P[::-1], np.roll(P, 2), np.roll(P, 1), P])
 DRAFT_LAWS = np.stack([np.roll(Q, i) for i in range(5)])
 
 
-def g_test(counts: Any, law: Any) -> float:
-    """Return the p-value of the counts under a law; impossible cells must be empty."""
-    assert not counts[law == 0].any()
-    observed, expected = counts[law > 0], law[law > 0] * counts.sum()
-    g = 2 * np.sum(np.where(observed > 0, observed * np.log(np.maximum(observed, 1) / expected), 0.0))
-    return float(scipy_stats.chi2.sf(g, len(expected) - 1))
-
-
 # transformers issues 30608 and 28166, PR 28508: acceptance was not sum min(p, q).
 # transformers issue 32867: argmax drafts verified with soft rows came out as (.75, .25) for (.8, .2).
 # transformers issue 47932: the rows returned were not those the drafts were drawn from.
@@ -553,7 +545,10 @@ def test_law_of_the_first_two_tokens(rule: str, drafts: str) -> None:
         first, second = [event for event, _ in zip(decoder.stream([1], max_new=3), range(2), strict=False)]
         counts[first.token, second.token] += 1
         accepted += first.drafted
-    assert g_test(counts, TARGET_LAWS[1][:, None] * TARGET_LAWS) > 1e-3
+    law = TARGET_LAWS[1][:, None] * TARGET_LAWS
+    fit = g_test(counts.ravel(), law.ravel(), alpha=1e-3)
+    assert fit.p_value > 1e-3
+    assert fit.detectable < 0.084
     if rule == "token":
         q = np.eye(5)[DRAFT_LAWS[1].argmax()] if drafts == "argmax" else DRAFT_LAWS[1]
         rate = np.minimum(TARGET_LAWS[1], q).sum()
