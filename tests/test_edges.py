@@ -47,7 +47,7 @@ def tensor(array: Arrays) -> Any:
     return torch.from_numpy(np.array(array))
 
 
-CPU = _dispatch.BACKENDS["cpu"]
+CPU = [name for name in _dispatch.BACKENDS["cpu"] if dp.backends()["sample"][name] == "available"]
 EAGER = System(np.asarray, "eager")
 FAST = {f"{kind}-{name}": System(put, name) for name in CPU for kind, put in (("numpy", np.asarray), ("torch", tensor))}
 SYSTEMS = {**FAST, "reference": System(np.asarray, "reference")}
