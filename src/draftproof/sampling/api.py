@@ -150,7 +150,9 @@ def sample_with_logprobs(
 ) -> SampleResult:
     """Draw as ``sample`` does, the same tokens, and say how probable each was.
 
-    Parameters and errors are those of ``sample``.
+    Parameters
+    ----------
+    Those of ``sample``.
 
     Returns
     -------
@@ -164,6 +166,10 @@ def sample_with_logprobs(
     -----
     **Exactness.** The bits agree between backends. ``logprobs`` is within 3e-7 relative plus 3e-6 absolute of the
     real value: the pinned exp2 and log2 carry 1.04e-7 and 2.05e-7.
+
+    Raises
+    ------
+    ShapeError, DtypeError, ValueRangeError, BackendError
 
     Examples
     --------
@@ -200,7 +206,11 @@ def sample_probs(
     Inverse CDF over integer masses; ``verify_probs`` with rule match draws the same token at the same offset.
 
     **Exactness.** The same bits on every backend; a probability of 0 is never drawn. Entries are held in units of
-    2**-40 of the power of two above the row's maximum: the law is within V * 2**-40 of the given one.
+    Raises
+    ------
+    ShapeError, DtypeError, ValueRangeError, BackendError
+
+    2**-40 of the power of two above the row's maximum: the law is within V * 2**-39 of the given one.
 
     Examples
     --------
@@ -228,7 +238,9 @@ def filter_logits(
 ) -> Array:
     """Return the logits as the filters leave them: ``l / T`` where a token is kept, -inf elsewhere.
 
-    Parameters and errors are those of ``sample``.
+    Parameters
+    ----------
+    Those of ``sample``.
 
     Returns
     -------
@@ -240,6 +252,10 @@ def filter_logits(
     **Exactness.** Kept entries are bitwise what the transformers processors return for float32 logits: one float32
     division after the penalty. The kept set is exact in integer masses; it differs from the processors' only where
     the mass at a top-p or min-p boundary lies within float32 rounding of the threshold.
+    Raises
+    ------
+    ShapeError, DtypeError, ValueRangeError, BackendError
+
 
     Examples
     --------
@@ -252,9 +268,21 @@ def filter_logits(
 
 
 def random_seeds(batch: int) -> Array:
-    """Return ``batch`` distinct 64-bit seeds from the operating system's entropy: a NumPy uint64 array ``[batch]``.
+    """Return distinct 64-bit seeds from the operating system's entropy.
 
-    Raises ShapeError for a negative or non-integer ``batch``.
+    Parameters
+    ----------
+    batch : int
+        How many; at least 0.
+
+    Returns
+    -------
+    seeds : NumPy uint64 [batch]
+
+    Raises
+    ------
+    ShapeError
+        ``batch`` is no int of at least 0.
 
     Examples
     --------
