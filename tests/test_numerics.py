@@ -20,9 +20,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import draftproof
 from draftproof._arrays import NumpyArrays as xp
+from draftproof._arrays import namespace
 from draftproof.numerics import constants
 from draftproof.numerics.draws import fixed_point, fixed_point_of_uniform, inverse_cdf, race_keys
 from draftproof.numerics.exp2 import exp2, exponent, scale
@@ -34,6 +36,7 @@ from draftproof.numerics.polynomial import split
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "numerics.json"
 CHUNK = 1 << 20
+each_library = pytest.mark.parametrize("convert", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
 
 # The ends of the exhaustive runs, as float32 bits of |t| and x. Below 2**-27 the result is 1: the term added to 1 is
 # less than half a unit in the last place below 1, which is 2**-25.
@@ -324,16 +327,18 @@ def test_residual_masses_are_whole_and_stay_below_2_to_the_62() -> None:
     assert not residual_masses(xp, 1.0, p, p).any()
 
 
+@each_library
 @pytest.mark.parametrize("largest", [1.0, 0.75, 2.0**-126, 2.0**-140, 2.0**-149, 3e38, 2.0**127, 1e-30])
-def test_probability_masses_of_any_scale(largest: float) -> None:
+def test_probability_masses_of_any_scale(largest: float, convert: Callable[[Any], Any]) -> None:
     draw = np.random.default_rng(4)
     top = np.float32(largest)
     rows = (draw.random((4, 60)) * 2.0 ** -draw.integers(0, 45, (4, 60)) * float(top)).astype(np.float32)
     rows[:, 7], rows[:, 8] = top, 0.0
     e = math.frexp(float(top))[1]
     expected = [[math.floor(Fraction(float(v)) * Fraction(2) ** (40 - e)) for v in row] for row in rows]
-    assert probability_masses(xp, rows).tolist() == expected
-    assert not probability_masses(xp, np.zeros((2, 3), np.float32)).any()
+    library = namespace(convert(rows))
+    assert probability_masses(library, convert(rows)).tolist() == expected
+    assert not probability_masses(library, convert(np.zeros((2, 3), np.float32))).any()
 
 
 def test_log_probabilities_within_the_stated_bound() -> None:
@@ -346,6 +351,19 @@ def test_log_probabilities_within_the_stated_bound() -> None:
             real = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
             real = np.take_along_axis(real, result.tokens[:, None], axis=1)[:, 0]
             assert (np.abs(found - real) <= 3e-7 * np.abs(real) + 3e-6).all()
+
+
+def test_the_law_of_probability_rows_within_the_stated_bound() -> None:
+    # The row that comes nearest to the bound: all but the first lose almost a unit.
+    row = np.full(1000, np.nextafter(np.float32(2.0**-40), np.float32(0)))
+    row[0] = 0.5
+    distances = []
+    for p in (row, np.random.default_rng(9).random(1000).astype(np.float32)):
+        given, held = [Fraction(float(v)) for v in p], probability_masses(xp, p[None])[0].tolist()
+        law = [Fraction(m, sum(held)) - v / sum(given) for m, v in zip(held, given, strict=True)]
+        distances.append(float(sum(max(d, 0) for d in law)))
+    assert max(distances) <= 1000 * 2.0**-39
+    assert max(distances) > 0.99 * 999 * 2.0**-39
 
 
 # --- draws ------------------------------------------------------------------------------------------------------------
@@ -362,27 +380,29 @@ def fractions_and_masses() -> Iterator[tuple[int, list[int]]]:
         yield r, [0, 2**61, 0, 2**61, 0]
 
 
-def test_inverse_cdf_is_the_walk_over_exact_integers() -> None:
+@each_library
+def test_inverse_cdf_is_the_walk_over_exact_integers(convert: Callable[[Any], Any]) -> None:
     for r, mass in fractions_and_masses():
         prefix = list(itertools.accumulate(mass))
         expected = bisect.bisect_right(prefix, r * prefix[-1] // 2**62)
-        column = inverse_cdf(xp, np.array([[r]]), np.array([mass]))
-        several = inverse_cdf(xp, np.array([[r], [r]]), np.array([mass, mass]))
-        assert column.tolist() == [[expected]]
-        assert several.tolist() == [[expected], [expected]]
         assert mass[expected] > 0
+        # One row, one row for several draws, a row for each.
+        for draws, rows in ((1, 1), (3, 1), (3, 3)):
+            fraction, masses = convert(np.array([[r]] * draws)), convert(np.array([mass] * rows))
+            assert inverse_cdf(namespace(masses), fraction, masses).tolist() == [[expected]] * draws
 
 
-def test_the_threshold_of_the_inverse_cdf_is_exact_to_the_unit() -> None:
+@each_library
+def test_the_threshold_of_the_inverse_cdf_is_exact_to_the_unit(convert: Callable[[Any], Any]) -> None:
     draw = random.Random(6)
-    for _ in range(2000):
+    for _ in range(1000):
         total, r = draw.randrange(3, 2**62 + 1), draw.randrange(2**62)
         if draw.random() < 0.2:
             total, r = 2**62 - draw.randrange(2**31), 2**62 - 1 - draw.randrange(2**31)
         threshold = r * total // 2**62
         # A mass of 1 that covers the threshold alone.
-        mass = np.array([[threshold, 1, total - threshold - 1]])
-        assert inverse_cdf(xp, np.array([[r]]), mass).tolist() == [[1]]
+        mass = convert(np.array([[threshold, 1, total - threshold - 1]]))
+        assert inverse_cdf(namespace(mass), convert(np.array([[r]])), mass).tolist() == [[1]]
 
 
 def test_fixed_points() -> None:
