@@ -335,19 +335,17 @@ def test_ragged_drafts(system: System, rule: str) -> None:
     """``num_draft_tokens``, -1, and an invalid id end a draft alike: as if the arrays ended there."""
     target, draft, tokens, seed, offset = make_round()
     given = {"rule": rule, "seed": seed, "offset": offset}
-    for n in range(4):
-        short = system("verify", target[:, : n + 1], draft[:, :n], tokens[:, :n], **given)
+    for n, rows in itertools.product(range(4), (draft, None)):
+        short = system("verify", target[:, : n + 1], None if rows is None else rows[:, :n], tokens[:, :n], **given)
         length = np.full(24, n)
-        check_end(system("verify", target, draft, tokens, num_draft_tokens=length, **given), short, n, 0)
-        check_end(system("verify", target, draft, tokens, num_draft_tokens=n, **given), short, n, 0)
-        if n == 3:
-            continue
+        check_end(system("verify", target, rows, tokens, num_draft_tokens=length, **given), short, n, 0)
+        check_end(system("verify", target, rows, tokens, num_draft_tokens=n, **given), short, n, 0)
         # Whatever follows the end is not looked at, ids out of range included.
-        for end, flag in ((-1, 0), (-2, 4), (-(2**40), 4), (6, 4), (2**40, 4)):
+        for end, flag in ((-1, 0), (-(2**40), 4), (6, 4)) if n < 3 else ():
             cut = tokens.copy()
             cut[:, n], cut[:, n + 1 :] = end, 2**50
-            check_end(system("verify", target, draft, cut, **given), short, n, flag)
-            check_end(system("verify", target, draft, cut, num_draft_tokens=n, **given), short, n, 0)
+            check_end(system("verify", target, rows, cut, **given), short, n, flag)
+            check_end(system("verify", target, rows, cut, num_draft_tokens=n, **given), short, n, 0)
 
 
 def check_end(result: Any, short: Any, n: int, flag: int) -> None:
@@ -736,6 +734,10 @@ def test_logprobs(system: System) -> None:
     same(result.tokens, system("sample", rows, seed=np.arange(16), **given))
     filtered = system("filter_logits", rows, **given).astype(np.float64)
     assert result.kept.tolist() == (filtered > -INF).sum(1).tolist()
+    # What is kept is one division in float32.
+    penalty = given["repetition_penalty"]
+    divided = np.array([penalised(row, penalty, list(range(10))) for row in rows]) / np.float32(0.7)
+    assert (filtered[filtered > -INF] == divided[filtered > -INF]).all()
     for logits, logprobs in ((filtered, result.logprobs), (rows.astype(np.float64), result.raw_logprobs)):
         exact = logits - np.log(np.exp(logits).sum(1, keepdims=True))
         np.testing.assert_allclose(logprobs, exact[np.arange(16), result.tokens], rtol=3e-7, atol=3e-6)
@@ -807,6 +809,10 @@ def test_uniforms_not_given_come_from_the_seed(system: System, rule: str) -> Non
     words = [accept_word(seed, offset, i) for i in range(3)]
     accept = np.stack([uniform(NumpyArrays, word) for word in words], 1)
     same(system("verify_probs", *rows, tokens, uniform_accept=accept, **given), from_seed)
+    # Without drafts there is nothing to accept.
+    none = {"uniform_sample": np.full((24, 1), 0.5), "rule": rule}
+    bonus = system("verify_probs", rows[0][:, :1], rows[1][:, :0], tokens[:, :0], **none)
+    same(bonus, system("verify_probs", rows[0][:, :1], rows[1][:, :0], tokens[:, :0], seed=5, **none))
     # Both given: no seed is read.
     both = {"uniform_accept": accept, "uniform_sample": np.random.default_rng(0).random((24, 4)), "rule": rule}
     same(system("verify_probs", *rows, tokens, **both), system("verify_probs", *rows, tokens, seed=5, **both))
@@ -1013,18 +1019,15 @@ TORCH_VIEWS: dict[str, Callable[[Arrays], Any]] = {
     "offset": lambda a: tensor(np.pad(a, 1))[(slice(1, -1),) * a.ndim],
 }
 VIEWS = {
-    **{f"numpy {name}": ("numpy", view) for name, view in NUMPY_VIEWS.items()},
-    **{f"torch {name}": ("torch", view) for name, view in TORCH_VIEWS.items()},
+    f"{kind} {name}": (system, view)
+    for kind, system in SYSTEMS.items()
+    for name, view in (TORCH_VIEWS if system.put is tensor else NUMPY_VIEWS).items()
 }
 
 
-@pytest.mark.parametrize("name", VIEWS)
-@EVERY
-def test_views(system: System, name: str) -> None:
+@pytest.mark.parametrize(("system", "view"), VIEWS.values(), ids=VIEWS)
+def test_views(system: System, view: Callable[[Arrays], Any]) -> None:
     """Layout changes nothing, and no input is written to."""
-    kind, view = VIEWS[name]
-    if (kind == "torch") != (system.put is tensor):
-        pytest.skip("a view of the other library")
     target, draft, tokens, seed, offset = make_round()
     arrays = {
         "mask": np.random.default_rng(0).random(target.shape) < 0.9,
@@ -1197,6 +1200,27 @@ def test_padded_vocabulary(system: System) -> None:
 
 
 @EVERY_FAST
+def test_batches_are_worked_on_in_pieces(system: System) -> None:
+    """A batch of more than 2^18 logits, cut at other places than the implementation cuts it."""
+    made = make_round(1200, 2, 300)
+    filters = {"top_k": np.arange(1200) % 7, "top_p": np.linspace(0.5, 1, 1200)}
+    given = {**filters, **made.streams}
+
+    def run(rows: slice) -> list[Any]:
+        part, own = Round(*(a[rows] for a in made)), {name: value[rows] for name, value in given.items()}
+        return [
+            system("sample_with_logprobs", part.target[:, 0], **own),
+            *(system("verify", part.target, part.draft, part.tokens, rule=rule, **own) for rule in RULES),
+        ]
+
+    whole = run(slice(None))
+    assert whole[1].tokens.max() > 0
+    for rows in (slice(0, 1), slice(333, 1100)):
+        for a, b in zip(whole, run(rows), strict=True):
+            same(pick(a, rows), b)
+
+
+@EVERY_FAST
 def test_double_precision_is_rounded_first(system: System) -> None:
     made, given = everywhere()
     wide = [a.astype(np.float64) * (1 + 2**-40) for a in (made.target, made.draft)]
@@ -1204,12 +1228,12 @@ def test_double_precision_is_rounded_first(system: System) -> None:
     same(result, system("verify", made.target, made.draft, made.tokens, rule="token", **given))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@EVERY_FAST
+HALVES = [(s, d) for s in FAST.values() for d in (("float16", "bfloat16") if s.put is tensor else ("float16",))]
+
+
+@pytest.mark.parametrize(("system", "dtype"), HALVES)
 def test_half_precision(system: System, dtype: str) -> None:
     """Half-precision rows give what their float32 values give."""
-    if system.put is not tensor and dtype == "bfloat16":
-        pytest.skip("NumPy has no bfloat16")
     made, given = everywhere()
     narrow = System(lambda a: system.put(a).to(getattr(torch, dtype)), system.backend)
     if system.put is not tensor:

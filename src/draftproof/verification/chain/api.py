@@ -183,7 +183,7 @@ def verify_probs(
     _check_draft_rows("draft_probs", draft_probs, target_probs, (batch, drafted))
     accept = _checks.uniforms("uniform_accept", uniform_accept, target_probs, "[B, K]", (batch, drafted))
     emit = _checks.uniforms("uniform_sample", uniform_sample, target_probs, "[B, K+1]", (batch, drafted + 1))
-    _require_uniforms(rule, accept, emit, seed)
+    _require_uniforms(rule, drafted, accept, emit, seed)
     arguments = (
         target_probs,
         draft_probs,
@@ -273,10 +273,10 @@ def _draft_length(num_draft_tokens: Any, like: Array, drafted: int) -> Array:
     return _checks.integers("num_draft_tokens", count, like, drafted)
 
 
-def _require_uniforms(rule: str, accept: Array | None, emit: Array | None, seed: Any) -> None:
+def _require_uniforms(rule: str, drafted: int, accept: Array | None, emit: Array | None, seed: Any) -> None:
     if seed is not None or rule == "greedy":
         return
     if emit is None:
         raise ValueRangeError(f"uniform_sample or seed must be given for rule {rule!r}, got None for both")
-    if accept is None and rule != "match":
+    if accept is None and drafted > 0 and rule != "match":
         raise ValueRangeError(f"uniform_accept or seed must be given for rule {rule!r}, got None for both")
