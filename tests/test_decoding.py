@@ -406,6 +406,10 @@ class Shared(NgramDrafter):
         (own_drafts, {"rule": "best", "greedy": False}, "rule must be one of"),
         (own_drafts, {"rows": "scores"}, "rows must be one of logits, probs"),
         (own_drafts, {"k": -1}, "k must be at least 0"),
+        (own_drafts, {"k": 2.5}, "k must be an int, got float"),
+        (own_drafts, {"k": "4"}, "k must be an int, got str"),
+        (own_drafts, {"k": True}, "k must be an int, got bool"),
+        (own_drafts, {"seed": [1]}, "seed must be a scalar"),
         (own_drafts, {"eos": -2}, "eos must hold ids"),
         (Shared(), {"greedy": False, "rule": "token"}, "rule must be 'match'"),
         (Shared(), {"greedy": False, "rule": "block"}, "rule must be 'match'"),
@@ -414,8 +418,21 @@ class Shared(NgramDrafter):
     ],
 )
 def test_refused(draft: Any, arguments: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueRangeError, match=text):
+    with pytest.raises((ShapeError, DtypeError, ValueRangeError), match=text):
         SpeculativeDecoder(draft, TARGET, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("max_new", "error", "text"),
+    [
+        (-1, ValueRangeError, "at least 0"),
+        (2.5, DtypeError, "an int, got float"),
+        (None, DtypeError, "an int, got None"),
+    ],
+)
+def test_wrong_lengths(max_new: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=f"max_new must be {text}"):
+        SpeculativeDecoder(own_drafts, TARGET).generate(PROMPT, max_new=max_new)
 
 
 def test_accepted_combinations() -> None:
@@ -667,6 +684,7 @@ def test_drafters_are_told_what_happened() -> None:
             return Draft(right if offset == 3 else (right + 1) % VOCAB, None)
 
         def accept(self, num_accepted: int, next_token: int, target_logits: Any) -> None:
+            assert not target_logits.flags.writeable
             told.append((num_accepted, next_token, target_logits.shape[0]))
 
     class Drafter:

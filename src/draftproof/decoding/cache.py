@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
-Ids = np.ndarray[Any, np.dtype[np.int64]]
+from .callbacks import Ids
 
 
 def reusable(cached: Ids, ids: Ids, rows: int) -> int:

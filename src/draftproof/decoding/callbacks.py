@@ -65,10 +65,10 @@ def read_rows(rows: Any, drafted: int) -> Array:
     return _matrix(rows, drafted + 1, "target_step", "after the prefix and after each proposed token")
 
 
-def frozen(ids: Ids) -> Ids:
-    """Make ids read-only: they are handed to drafters without a copy."""
-    ids.flags.writeable = False
-    return ids
+def frozen(array: Array) -> Array:
+    """Make a NumPy array read-only: drafters get it without a copy."""
+    array.flags.writeable = False
+    return array
 
 
 def as_kind(value: Any, like: Array) -> Array:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from .._arrays import is_torch
 from ..drafters.base import DraftState
 from ..types import Array, SamplingParams
-from .callbacks import Checked, Ids, read_draft
+from .callbacks import Checked, Ids, frozen, read_draft
 from .rules import Verifier
 from .stopping import usable
 
@@ -35,6 +36,6 @@ class DraftSource:
         return Checked(tokens[:n], rows[:n] if rows is not None and n else None)
 
     def accept(self, num_accepted: int, next_token: int, rows: Array) -> None:
-        """Tell a drafter how its draft fared."""
+        """Tell a drafter how its draft fared; ``rows`` is a view of its own, which becomes read-only."""
         if self._state is not None:
-            self._state.accept(num_accepted, next_token, rows)
+            self._state.accept(num_accepted, next_token, rows if is_torch(rows) else frozen(rows))

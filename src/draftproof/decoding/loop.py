@@ -15,7 +15,7 @@ from .callbacks import frozen, read_prompt, read_rows
 from .drafting import DraftSource
 from .rules import Rule, Verifier
 from .stats import Stats
-from .stopping import eos_ids
+from .stopping import count, eos_ids
 
 
 class Emitted(NamedTuple):
@@ -59,7 +59,8 @@ class SpeculativeDecoder:
         Sampling parameters with ``greedy`` or ``rows="probs"``; a drafter that shares the target's noise under a rule
         but match; a drafter with logits when ``rows="probs"``; from a round, a target row without a law.
     ShapeError, DtypeError
-        Wrong ``prompt_ids``; from a round, a callback returned what it should not: the text names it.
+        Wrong ``k``, ``seed``, ``max_new`` or ``prompt_ids``; from a round, a callback returned what it should not: the
+        text names it.
 
     Notes
     -----
@@ -103,11 +104,11 @@ class SpeculativeDecoder:
     ) -> None:
         self.draft_step: Any = draft_step
         self.target_step = target_step
-        self.k, self.seed = k, seed
+        self.k, self.seed = count("k", k), seed
         self.rule: Rule = rule or ("greedy" if greedy else "token" if getattr(draft_step, "has_q", True) else "match")
         params = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty)
         self.verifier = Verifier(self.rule, rows, params, eos_ids(eos))
-        self.verifier.check(greedy, k, seed, draft_step)
+        self.verifier.check(greedy, seed, draft_step)
         self.generation: Generation | None = None
 
     @property
@@ -142,14 +143,12 @@ class Generation:
     """
 
     def __init__(self, decoder: SpeculativeDecoder, prompt_ids: Any, max_new: int) -> None:
-        if max_new < 0:
-            raise ValueRangeError(f"max_new must be at least 0, got {max_new}")
         self.seed = int(random_seeds(1)[0] if decoder.seed is None else decoder.seed)
         self.stats = Stats()
         self._decoder = decoder
         self._ids, self._kind = read_prompt(prompt_ids)
         self._prompt = len(self._ids)
-        self._limit = self._prompt + max_new
+        self._limit = self._prompt + count("max_new", max_new)
         self._drafted: list[bool] = []
         self._handed = 0
         self._drafts = DraftSource(decoder.draft_step, self._kind)

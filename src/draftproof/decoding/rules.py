@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import _checks
 from ..drafters.base import Drafter
-from ..errors import ValueRangeError
+from ..errors import ShapeError, ValueRangeError
 from ..types import Array, SamplingParams, VerifyResult
 from ..verification import verify, verify_greedy, verify_probs
 from .callbacks import Checked, Ids, as_kind
@@ -41,12 +41,10 @@ class Verifier:
         seen = None if self.params.repetition_penalty is None else as_kind(context.copy(), rows)[None]
         return verify(rows[None], q, tokens, **asdict(self.params), prev_tokens=seen, **common)
 
-    def check(self, greedy: bool, k: int, seed: int | None, draft_step: Any) -> None:
+    def check(self, greedy: bool, seed: int | None, draft_step: Any) -> None:
         """Refuse what is out of range or does not go together."""
-        if k < 0:
-            raise ValueRangeError(f"k must be at least 0, got {k}")
-        if seed is not None:
-            _checks.seed(seed, _ROW)
+        if seed is not None and _checks.seed(seed, _ROW).ndim:
+            raise ShapeError(f"seed must be a scalar for one sequence, got {seed!r}")
         _checks.one_of("rule", self.rule, _checks.RULES)
         _checks.one_of("rows", self.rows, ("logits", "probs"))
         if greedy != (self.rule == "greedy"):

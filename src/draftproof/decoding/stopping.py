@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
 from ..errors import DtypeError, ValueRangeError
+
+
+def count(name: str, value: Any) -> int:
+    """Return a number of tokens as an int, at least 0."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise DtypeError(f"{name} must be an int, got {type(value).__name__}")
+    if value < 0:
+        raise ValueRangeError(f"{name} must be at least 0, got {value}")
+    return int(value)
 
 
 def eos_ids(eos: Any) -> frozenset[int]:

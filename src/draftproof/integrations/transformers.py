@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from ..decoding.cache import Ids, reusable
+from ..decoding.cache import reusable
+from ..decoding.callbacks import Ids
 from ..drafters import ModelDrafter
 from ..drafters.base import Noise
 from ..errors import ShapeError, ValueRangeError

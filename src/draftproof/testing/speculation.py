@@ -20,7 +20,6 @@ from ..sampling import reference as sampling
 from ..verification.chain import reference as chain
 
 Tokens = tuple[int, ...]
-Law = dict[Tokens, Fraction]
 
 MODES = ("generic", "zeros", "equal", "half equal", "disjoint", "one-hot draft", "one-hot target", "near")
 
