@@ -12,6 +12,7 @@ import numpy as np
 import typer
 from rich.text import Text
 
+from .._native import core, set_num_threads
 from ..decoding import SpeculativeDecoder
 from ..sampling.api import sample
 from ..types import SamplingParams
@@ -73,18 +74,11 @@ def generate(
                 import torch
 
                 torch.set_num_threads(threads)
+                if core is not None:
+                    set_num_threads(threads)
         if prompt is None:
             out.print(Text(PROMPT + "\n", style="dim"))
-        ids = encode(session.target.tokenizer, text, raw)
-        seconds = stream(session, ids, max_new)
-        plain = None
-        if compare:
-            with err.status("Decoding without drafts"):
-                plain = session.decode_plainly(ids, max_new)
-        out.print(summary(session.decoder, seconds, plain))
-        out.print(by_position(session.decoder.stats))
-        if plain:
-            out.print(session.same_tokens(plain))
+        run(session, encode(session.target.tokenizer, text, raw), max_new, compare)
 
 
 def prepare(
@@ -111,6 +105,19 @@ def prepare(
     # The first forward of a process is slow; it belongs to loading.
     step([0], [])
     return Session(target, SpeculativeDecoder(drafter, step, eos=ends, **options), params, ends)
+
+
+def run(session: Session, ids: list[int], max_new: int, compare: bool) -> None:
+    """Generate, and show what the drafts saved."""
+    seconds = stream(session, ids, max_new)
+    plain = None
+    if compare:
+        with err.status("Decoding without drafts"):
+            plain = session.decode_plainly(ids, max_new)
+    out.print(summary(session.decoder, seconds, plain))
+    out.print(by_position(session.decoder.stats))
+    if plain:
+        out.print(session.same_tokens(plain))
 
 
 def stream(session: Session, ids: list[int], max_new: int) -> float:
