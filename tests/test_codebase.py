@@ -58,6 +58,14 @@ def test_nothing_names_a_machine_or_a_registry() -> None:
     assert found == []
 
 
+def test_what_the_texts_point_to_exists() -> None:
+    pages = [path for path in repository_files() if path.suffix in (".py", ".md", ".h", ".cpp")]
+    named = {name for path in pages for name in re.findall(r"\bdocs/[\w-]+\.\w+", path.read_text())}
+    named |= {f"docs/{name}" for path in pages for name in re.findall(r"\]\(([\w-]+\.md)\)", path.read_text())}
+    assert "docs/decisions.md" in named
+    assert {name for name in named if not (ROOT / name).is_file() and not (ROOT / Path(name).name).is_file()} == set()
+
+
 @pytest.mark.parametrize("library", [np, torch], ids=["numpy", "torch"])
 def test_uninitialised_memory_of_the_package_is_poisoned(library: Any) -> None:
     package: dict[str, Any] = {"__name__": "draftproof.module", "library": library}
