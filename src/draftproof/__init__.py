@@ -4,6 +4,7 @@
 """
 
 from ._dispatch import backends
+from ._native import set_num_threads
 from .decoding import SpeculativeDecoder
 from .errors import BackendError, DtypeError, ShapeError, ValueRangeError
 from .sampling import filter_logits, random_seeds, sample, sample_probs, sample_with_logprobs
@@ -29,6 +30,7 @@ __all__ = [
     "sample",
     "sample_probs",
     "sample_with_logprobs",
+    "set_num_threads",
     "verify",
     "verify_greedy",
     "verify_probs",

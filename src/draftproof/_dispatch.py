@@ -12,6 +12,7 @@ import numpy as np
 
 from . import _checks
 from ._arrays import is_torch, namespace
+from ._native import missing
 from .errors import BackendError
 from .rng.streams import row_seeds
 from .types import Array, Filters, Status
@@ -61,17 +62,23 @@ OPERATIONS = {
     "verify_greedy": Operation("verification.chain", ("target", "draft_tokens", "num_draft_tokens", "eos"), _VERIFIED),
 }
 
-BACKENDS: dict[str, tuple[str, ...]] = {"cpu": ("eager",), "cuda": ("eager",), "xpu": ("eager",)}
+BACKENDS: dict[str, tuple[str, ...]] = {"cpu": ("cpu", "eager"), "cuda": ("eager",), "xpu": ("eager",)}
 """Device type -> backends, best first. Other devices run eager."""
+
+MISSING = {"cpu": missing} if missing else {}
+"""Backends that this installation lacks, with the reason. ``auto`` passes over them, a name does not."""
 
 REFERENCE = "reference"
 
 
 def resolve(operation: str, device: str, backend: str) -> Any:
     """Return the function of an operation on a backend. ``auto`` takes the device's first; a name never falls back."""
-    available = (*BACKENDS.get(device, ("eager",)), REFERENCE)
+    known = (*BACKENDS.get(device, ("eager",)), REFERENCE)
+    available = tuple(name for name in known if name not in MISSING)
     if backend == "auto":
         backend = available[0]
+    if backend in known and backend in MISSING:
+        raise BackendError(f"backend={backend!r} is not available: {MISSING[backend]}. Here: {', '.join(available)}")
     if backend not in available:
         raise BackendError(
             f"backend must be one of auto, {', '.join(available)} for {operation} on {device}, got {backend!r}"
@@ -91,8 +98,9 @@ def backends() -> dict[str, dict[str, str]]:
     >>> draftproof.backends()["sample"]["eager"]
     'available'
     """
-    names = dict.fromkeys(name for row in BACKENDS.values() for name in row)
-    return {operation: {**dict.fromkeys(names, "available"), REFERENCE: "available"} for operation in OPERATIONS}
+    names = [*dict.fromkeys(name for row in BACKENDS.values() for name in row), REFERENCE]
+    row = {name: MISSING.get(name, "available") for name in names}
+    return {operation: dict(row) for operation in OPERATIONS}
 
 
 def run(operation: str, arguments: tuple[Any, ...], check: bool | None, backend: str) -> tuple[Array, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from .. import _dispatch
+from .._native import levels
 from .console import out
 
 
@@ -17,3 +18,5 @@ def backends() -> None:
     for operation, row in listing.items():
         table.add_row(operation, *row.values())
     out.print(table)
+    if levels():
+        out.print(f"instruction-set levels of the C++ core, the first in use: {', '.join(levels())}")

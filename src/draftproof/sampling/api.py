@@ -10,6 +10,7 @@ import numpy as np
 from .. import _checks
 from .._arrays import is_torch
 from .._dispatch import run
+from .._native import core, sample_plain
 from ..errors import ShapeError
 from ..types import Array, Filters, SampleResult
 
@@ -128,6 +129,10 @@ def sample(
     (1,)
     """
     parameters = Filters(temperature, top_k, top_p, min_p, repetition_penalty)
+    if core is not None and isinstance(backend, str) and backend == "auto" and mask is draft_index is None:
+        tokens = sample_plain(logits, parameters, prev_tokens, seed, offset)
+        if tokens is not None and (check is None or isinstance(check, bool)):
+            return tokens
     arguments = _filter_arguments(logits, parameters, prev_tokens, mask)
     return call("sample", arguments + _stream_arguments(logits, seed, offset, draft_index), check, backend)[0]
 
@@ -162,14 +167,14 @@ def sample_with_logprobs(
         ``kept`` int64 [B], tokens that the filters keep; ``status`` int32 [B], bits of ``draftproof.Status``. Dead
         rows have NaN log-probabilities and ``kept`` 0.
 
+    Raises
+    ------
+    ShapeError, DtypeError, ValueRangeError, BackendError
+
     Notes
     -----
     **Exactness.** The bits agree between backends. ``logprobs`` is within 3e-7 relative plus 3e-6 absolute of the
     real value: the pinned exp2 and log2 carry 1.04e-7 and 2.05e-7.
-
-    Raises
-    ------
-    ShapeError, DtypeError, ValueRangeError, BackendError
 
     Examples
     --------
@@ -201,15 +206,15 @@ def sample_probs(
     -------
     tokens : int64 [B]
 
+    Raises
+    ------
+    ShapeError, DtypeError, ValueRangeError, BackendError
+
     Notes
     -----
     Inverse CDF over integer masses; ``verify_probs`` with rule match draws the same token at the same offset.
 
     **Exactness.** The same bits on every backend; a probability of 0 is never drawn. Entries are held in units of
-    Raises
-    ------
-    ShapeError, DtypeError, ValueRangeError, BackendError
-
     2**-40 of the power of two above the row's maximum: the law is within V * 2**-39 of the given one.
 
     Examples
@@ -247,15 +252,15 @@ def filter_logits(
     filtered : float32 [B, V]
         At temperature 0 only the lowest-id maximum is kept, undivided. A dead row is NaN throughout.
 
+    Raises
+    ------
+    ShapeError, DtypeError, ValueRangeError, BackendError
+
     Notes
     -----
     **Exactness.** Kept entries are bitwise what the transformers processors return for float32 logits: one float32
     division after the penalty. The kept set is exact in integer masses; it differs from the processors' only where
     the mass at a top-p or min-p boundary lies within float32 rounding of the threshold.
-    Raises
-    ------
-    ShapeError, DtypeError, ValueRangeError, BackendError
-
 
     Examples
     --------

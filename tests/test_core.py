@@ -1,0 +1,154 @@
+"""The C++ core: levels, threads, the plain call, and what the compiler made of the pinned arithmetic."""
+
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+import draftproof
+from draftproof import _native
+
+needs_core = pytest.mark.skipif(_native.core is None, reason="this installation has no C++ core: " + _native.missing)
+pytestmark = needs_core
+
+SETTINGS = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.8, "top_k": 50, "top_p": 0.95},
+    {"top_p": 0.9},
+    {"top_p": 0.3, "min_p": 0.01},
+    {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.3},
+]
+
+
+@pytest.fixture
+def core():
+    """The core at its own level and thread count, put back afterwards."""
+    level, threads = _native.core.level(), _native.core.num_threads()
+    yield _native.core
+    _native.core.set_level(level)
+    _native.core.set_num_threads(threads)
+
+
+def rows(batch: int, vocab: int, positions: int | None = None) -> np.ndarray:
+    shape = (batch, vocab) if positions is None else (batch, positions, vocab)
+    logits = np.random.default_rng(vocab).standard_normal(shape).astype(np.float32) * 3
+    logits[np.random.default_rng(1).random(shape) < 0.05] = -np.inf
+    return np.round(logits, 1)  # ties
+
+
+def results(backend: str, vocab: int) -> list[np.ndarray]:
+    """Everything the operations say about a small batch."""
+    target = rows(9, vocab, 4)
+    draft = rows(9, vocab, 3) * np.float32(0.9)
+    history = np.random.default_rng(2).integers(-1, vocab, (9, 20))
+    said = []
+    for settings in SETTINGS:
+        given = {**settings, "prev_tokens": history, "check": False, "backend": backend}
+        said.extend(draftproof.sample_with_logprobs(target[:, 0], seed=5, offset=11, **given))
+        said.append(draftproof.filter_logits(target[:, 0], **given))
+        drafts = np.stack(
+            [draftproof.sample(draft[:, i], seed=5, offset=11, draft_index=i, **given) for i in range(3)], axis=1
+        )
+        for rule in ("token", "block", "match", "greedy"):
+            said.extend(draftproof.verify(target, draft, drafts, rule=rule, seed=5, offset=11, **given))
+    return said
+
+
+@pytest.mark.parametrize("vocab", [1, 63, 200, 5001])
+def test_every_level_has_the_bits_of_eager(core, vocab):
+    expected = [array.tobytes() for array in results("eager", vocab)]
+    assert len(core.levels()) >= 1
+    for level in core.levels():
+        assert core.set_level(level)
+        assert [array.tobytes() for array in results("cpu", vocab)] == expected, level
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_threads_change_nothing(core, threads):
+    logits = rows(40, 32001)
+    core.set_num_threads(1)
+    alone = draftproof.sample(logits, temperature=0.8, top_p=0.9, seed=3)
+    draftproof.set_num_threads(threads)
+    assert core.num_threads() == threads
+    for _ in range(5):
+        assert np.array_equal(draftproof.sample(logits, temperature=0.8, top_p=0.9, seed=3), alone)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, 1.0, "2", None])
+def test_thread_count_is_checked(wrong):
+    with pytest.raises(draftproof.ValueRangeError, match="n must be an int in"):
+        draftproof.set_num_threads(wrong)
+
+
+def test_an_unknown_level_is_refused(core):
+    with pytest.raises(draftproof.BackendError, match="level must be one of"):
+        _native.set_level("x86_64_v9")
+    assert core.level() in core.levels()
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "torch float32", "torch bfloat16"])
+def test_the_plain_call_draws_what_the_full_one_draws(settings, kind):
+    torch = pytest.importorskip("torch")
+    library, _, dtype = kind.rpartition(" ")
+    logits = rows(5, 700)
+    history = np.random.default_rng(2).integers(-1, 700, (5, 20))
+    if library:
+        logits, history = torch.from_numpy(logits).to(getattr(torch, dtype)), torch.from_numpy(history)
+    else:
+        logits = logits.astype(dtype)
+    for seed in (0, -7, 2**40):
+        given = {**settings, "prev_tokens": history, "seed": seed, "offset": seed & 1023}
+        plain = draftproof.sample(logits, **given)
+        assert type(plain) is type(logits)
+        assert plain.tolist() == draftproof.sample(logits, **given, backend="eager").tolist()
+        assert plain.tolist() == draftproof.sample(logits, **given, backend="cpu").tolist()
+
+
+def test_the_plain_call_is_taken(monkeypatch):
+    taken = []
+    monkeypatch.setattr(
+        "draftproof.sampling.api.sample_plain", lambda *given: taken.append(_native.sample_plain(*given)) or taken[-1]
+    )
+    draftproof.sample(rows(2, 50), top_k=5, seed=1)
+    draftproof.sample(rows(2, 50), top_k=np.array([5, 3]), seed=1)
+    assert taken[0] is not None
+    assert taken[1] is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_k": -2},
+        {"top_p": 1.5},
+        {"min_p": -0.1},
+        {"repetition_penalty": 0.0},
+        {"offset": -1},
+        {"seed": 2**64},
+    ],
+    ids=str,
+)
+def test_the_plain_call_leaves_errors_to_the_full_one(wrong):
+    with pytest.raises(draftproof.ValueRangeError, match=next(iter(wrong))):
+        draftproof.sample(rows(2, 50), **{"seed": 1, **wrong})
+
+
+def test_dead_rows_raise_through_the_plain_call():
+    logits = rows(3, 50)
+    logits[1, 7] = np.nan
+    with pytest.raises(draftproof.ValueRangeError, match="row 1 holds NaN"):
+        draftproof.sample(logits, seed=1)
+
+
+def test_no_fused_multiply_add():
+    """A fused multiply-add rounds once where the pinned arithmetic rounds twice."""
+    objdump = shutil.which("objdump")
+    if objdump is None:
+        pytest.skip("objdump is not installed")
+    listing = subprocess.run([objdump, "-d", _native.core.__file__], capture_output=True, text=True, check=True).stdout
+    assert "mulps" in listing or "fmul" in listing
+    assert [line for line in listing.splitlines() if "vfmadd" in line or "vfmsub" in line or "fmla" in line] == []
