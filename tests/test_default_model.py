@@ -54,7 +54,7 @@ def test_converts_once(cache: Path, fake: list[str]) -> None:
     assert sorted(path.name for path in first.iterdir()) == ["manifest.json", "model.safetensors"]
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "delete", "manifest", "no manifest", "other source"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "delete", "manifest", "no object", "no manifest", "other source"])
 def test_damaged_files_are_converted_again(damage: str, fake: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = converted()
     weights, manifest = folder / "model.safetensors", folder / "manifest.json"
@@ -66,6 +66,8 @@ def test_damaged_files_are_converted_again(damage: str, fake: list[str], monkeyp
         weights.unlink()
     elif damage == "manifest":
         manifest.write_text(manifest.read_text()[:-5])
+    elif damage == "no object":
+        manifest.write_text("[]")
     elif damage == "no manifest":
         manifest.unlink()
     else:

@@ -191,7 +191,7 @@ def _intact(folder: Path) -> bool:
         manifest = json.loads((folder / "manifest.json").read_text())
         files = manifest["files"]
         return manifest["source"] == GGUF_SHA256 and all(_sha256(folder / name) == files[name] for name in files)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
