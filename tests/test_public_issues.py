@@ -120,14 +120,12 @@ def test_a_draw_belongs_to_its_row_and_seed(put: Callable[[Any], Any]) -> None:
 # TensorRT-LLM#19487: unseeded requests shared a stream. vllm#50440: one seed gave every prompt the same noise.
 @pytest.mark.parametrize("seed", [None, 5], ids=["TensorRT-LLM#19487", "vllm#50440"])
 def test_rows_without_seeds_of_their_own_differ(seed: Any) -> None:
-    rows = np.zeros((64, 1 << 20), np.float32)[:, :100_000]
-    seed = dp.random_seeds(64) if seed is None else seed
-    assert len(set(dp.sample(rows[:, :1000], seed=seed))) > 50
-    # Pairs of rows are independent: 8 x 8 outcomes, equally likely.
-    if not isinstance(seed, int):
-        return
-    pairs = np.array([dp.sample(np.zeros((2, 8), np.float32), seed=s) for s in range(4000)])
-    assert_law(pairs @ [8, 1], np.ones(64), 0.12)
+    rows = np.zeros((64, 1000), np.float32)
+    assert len(set(dp.sample(rows, seed=dp.random_seeds(64) if seed is None else seed))) > 50
+    if isinstance(seed, int):
+        # Rows 0 and 1 are independent: 4 x 4 outcomes, equally likely.
+        pairs = np.array([dp.sample(np.zeros((2, 4), np.float32), seed=s) for s in range(1500)])
+        assert_law(pairs @ [4, 1], np.ones(16), 0.13)
 
 
 # TensorRT-Edge-LLM#211: the same noise at every step. ROCm/aiter#2035: the offset did not advance.
@@ -192,7 +190,7 @@ def test_the_generator_is_stateless_and_the_same_everywhere() -> None:
 
 
 # sglang#35697: a seeded row's token changed when another row of the batch turned a filter on.
-# D5 of section 1.1 there: top-k and top-p of a row meant something else beside a row with min-p.
+# SGLang: top-k and top-p of a row meant something else beside a row with min-p.
 def test_a_filter_of_one_row_leaves_the_others_alone() -> None:
     row = np.log([0.4, 0.3, 0.2, 0.1])
     rows = np.tile(row, (2, 1)).astype(np.float32)
@@ -374,17 +372,17 @@ def test_acceptance_is_the_overlap(rule: str) -> None:
     "given", [{}, {"temperature": 0.6, "top_k": 7, "top_p": 0.8}], ids=["DeepSpec#31", "transformers#47932"]
 )
 def test_drafts_are_drawn_from_the_law_that_is_verified(given: dict[str, Any]) -> None:
-    n = 100_000
+    n = 50_000
     row = torch.from_numpy(rows_of(1, 16)).bfloat16()
     law = softmax(np.asarray(dp.filter_logits(row.float(), **given))[0])
     seeds = torch.arange(n)
     drawn = dp.sample(row.expand(n, 16), seed=seeds, draft_index=0, **given)
     assert torch.equal(drawn, dp.sample(row.float().expand(n, 16), seed=seeds, draft_index=0, **given))
-    assert_law(drawn, law, 0.02)
+    assert_law(drawn, law, 0.03)
     target = torch.from_numpy(rows_of(2, 16, 1)).expand(n, 2, 16)
     result = dp.verify(target, row.expand(n, 1, 16), drawn[:, None], seed=seeds, **given)
     filtered = np.asarray(dp.filter_logits(target[0, :1], **given))[0]
-    assert_law(result.tokens[:, 0], softmax(filtered), 0.02)
+    assert_law(result.tokens[:, 0], softmax(filtered), 0.03)
 
 
 # vllm-ascend#6685: logits were taken for probabilities.
@@ -602,7 +600,7 @@ def test_padding_is_not_a_draft(rule: str) -> None:
 @pytest.mark.parametrize("top_p", [0.9999999, 1 - 2**-24, 0.999999])
 def test_top_p_just_below_one(top_p: float) -> None:
     row = rows_of(1, 151_936)
-    drawn = dp.sample(wide(row[0], 200), top_p=top_p, seed=np.arange(200))
+    drawn = dp.sample(wide(row[0], 40), top_p=top_p, seed=np.arange(40))
     assert drawn.min() >= 0
     assert drawn.max() < 151_936
     dropped = softmax(row[0])[dp.filter_logits(row, top_p=top_p)[0] == -INF].sum()
@@ -819,14 +817,14 @@ def test_the_scale_of_probabilities_does_not_matter(factor: float) -> None:
 @BOTH
 def test_tokens_without_mass_are_never_drawn(put: Callable[[Any], Any]) -> None:
     rng = np.random.default_rng(0)
-    probs = rng.random((3000, 500)).astype(np.float32) * (rng.random((3000, 500)) < 0.1)
-    probs[:, 250] = 0.5
+    probs = rng.random((2000, 200)).astype(np.float32) * (rng.random((2000, 200)) < 0.1)
+    probs[:, 100] = 0.5
     drawn = np.asarray(dp.sample_probs(put(probs), seed=1))
-    assert (probs[np.arange(3000), drawn] > 0).all()
+    assert (probs[np.arange(2000), drawn] > 0).all()
     with np.errstate(divide="ignore"):
         logits = np.log(probs)
     drawn = np.asarray(dp.sample(put(logits), seed=1))
-    assert (probs[np.arange(3000), drawn] > 0).all()
+    assert (probs[np.arange(2000), drawn] > 0).all()
 
 
 # --- filters, as reported against transformers -----------------------------------------------------------------------
