@@ -54,7 +54,9 @@ def test_converts_once(cache: Path, fake: list[str]) -> None:
     assert sorted(path.name for path in first.iterdir()) == ["manifest.json", "model.safetensors"]
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "delete", "manifest", "no object", "no manifest", "other source"])
+@pytest.mark.parametrize(
+    "damage", ["flip", "truncate", "delete", "manifest", "no object", "no manifest", "other source"]
+)
 def test_damaged_files_are_converted_again(damage: str, fake: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = converted()
     weights, manifest = folder / "model.safetensors", folder / "manifest.json"
