@@ -7,6 +7,7 @@
 #include <cstdint>
 
 namespace draftproof {
+inline namespace DRAFTPROOF_LEVEL {
 
 constexpr float kInfinity = __builtin_inff();
 constexpr float kLog2e = 1.4426950216293335f;
@@ -130,4 +131,5 @@ inline int64_t residual_mass(float scale, float target, float draft) {
   return static_cast<int64_t>((rest > 0.0f ? rest : 0.0f) * 0x1p61f);
 }
 
+}  // namespace DRAFTPROOF_LEVEL
 }  // namespace draftproof

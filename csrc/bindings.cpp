@@ -280,6 +280,7 @@ void verify_probs(In target, bool target_bfloat16, Optional draft, bool draft_bf
 }  // namespace
 
 NB_MODULE(_core, m) {
+  if (available_levels().empty()) throw nb::import_error("this processor is below every level the core was built for");
   m.doc() = "The C++ core. draftproof.sampling.cpu and draftproof.verification.chain.cpu call it.";
   m.def("sample", &sample, nb::arg("logits"), nb::arg("bfloat16"), nb::arg("temperature").none(), nb::arg("top_k").none(),
         nb::arg("top_p").none(), nb::arg("min_p").none(), nb::arg("repetition_penalty").none(), nb::arg("history").none(),

@@ -416,32 +416,16 @@ void Law::cut_row_at_top_p(float top_p, int64_t total) {
 }
 
 int64_t Law::draw_from(int64_t fraction, int64_t total, int64_t without) const {
+  if (!listed_) return draw_by_blocks(*this, fraction, total, without);
   const int64_t threshold = scaled_threshold(fraction, total);
+  std::vector<Candidate> kept;
+  for (const Candidate& c : candidates_)
+    if (keeps(c.logit, c.id) && c.id != without) kept.push_back(c);
+  std::sort(kept.begin(), kept.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
   int64_t prefix = 0;
-  if (listed_) {
-    std::vector<Candidate> kept;
-    for (const Candidate& c : candidates_)
-      if (keeps(c.logit, c.id) && c.id != without) kept.push_back(c);
-    std::sort(kept.begin(), kept.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
-    for (const Candidate& c : kept) {
-      prefix += mass_of(weight(c.logit));
-      if (prefix > threshold) return c.id;
-    }
-    return -1;  // unreachable: the threshold is below the total
-  }
-  alignas(64) float masses[kBlock];
-  for (int64_t b = 0; b < row_.blocks(); ++b) {
-    if (!block_masses(b, masses)) continue;
-    if (without / kBlock == b && without >= 0) masses[without % kBlock] = 0.0f;
-    const int64_t block = sum_of(masses);
-    if (prefix + block <= threshold) {
-      prefix += block;
-      continue;
-    }
-    for (int i = 0; i < kBlock; ++i) {
-      prefix += static_cast<int64_t>(masses[i]);
-      if (prefix > threshold) return b * kBlock + i;
-    }
+  for (const Candidate& c : kept) {
+    prefix += mass_of(weight(c.logit));
+    if (prefix > threshold) return c.id;
   }
   return -1;  // unreachable: the threshold is below the total
 }

@@ -37,6 +37,29 @@ inline int64_t sum_of(const float* masses) {
   return static_cast<int64_t>(sum);
 }
 
+// First id whose prefix of masses exceeds floor(fraction * total / 2^62), with one token's mass taken as 0; `total` is
+// the sum of the rest and above 0.
+template <class L>
+int64_t draw_by_blocks(const L& law, int64_t fraction, int64_t total, int64_t without) {
+  const int64_t threshold = scaled_threshold(fraction, total);
+  int64_t prefix = 0;
+  alignas(64) float masses[kBlock];
+  for (int64_t b = 0; b < law.row().blocks(); ++b) {
+    if (!law.block_masses(b, masses)) continue;
+    if (without >= 0 && without / kBlock == b) masses[without % kBlock] = 0.0f;
+    const int64_t block = sum_of(masses);
+    if (prefix + block <= threshold) {
+      prefix += block;
+      continue;
+    }
+    for (int i = 0; i < kBlock; ++i) {
+      prefix += static_cast<int64_t>(masses[i]);
+      if (prefix > threshold) return b * kBlock + i;
+    }
+  }
+  return -1;  // unreachable: the threshold is below the total
+}
+
 inline bool by_rank(const Candidate& a, const Candidate& b) {
   return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 namespace draftproof {
+inline namespace DRAFTPROOF_LEVEL {
 
 enum class Purpose : uint32_t {
   race_token = 0,
@@ -51,4 +52,5 @@ inline Words philox(const Stream& s, uint32_t c0) {
   return {{a, b, c, d}};
 }
 
+}  // namespace DRAFTPROOF_LEVEL
 }  // namespace draftproof

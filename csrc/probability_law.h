@@ -74,23 +74,7 @@ class ProbabilityLaw {
   int64_t draw(int64_t fraction) const { return draw_without(fraction, -1, total_); }
 
   int64_t draw_without(int64_t fraction, int64_t token, int64_t total) const {
-    const int64_t threshold = scaled_threshold(fraction, total);
-    int64_t prefix = 0;
-    alignas(64) float masses[kBlock];
-    for (int64_t b = 0; b < row_.blocks(); ++b) {
-      block_masses(b, masses);
-      if (token >= 0 && token / kBlock == b) masses[token % kBlock] = 0.0f;
-      const int64_t block = sum_of(masses);
-      if (prefix + block <= threshold) {
-        prefix += block;
-        continue;
-      }
-      for (int i = 0; i < kBlock; ++i) {
-        prefix += static_cast<int64_t>(masses[i]);
-        if (prefix > threshold) return b * kBlock + i;
-      }
-    }
-    return -1;  // unreachable: the threshold is below the total
+    return draw_by_blocks(*this, fraction, total, token);
   }
 
  private:

@@ -9,6 +9,10 @@
 #include <thread>
 #include <vector>
 
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#endif
+
 namespace draftproof {
 namespace {
 
@@ -30,12 +34,19 @@ struct Job {
   }
 };
 
-// Threads start on first use and live as long as the process; the pool is never destroyed, since they may be running.
+// Threads start on first use and live as long as the process; a pool is never destroyed, since they may be running.
+// A forked child has none of its parent's threads, so it begins with a pool of its own.
 class Pool {
  public:
   static Pool& instance() {
-    static Pool* pool = new Pool;
-    return *pool;
+    static const bool watching = [] {
+#if defined(__unix__) || defined(__APPLE__)
+      pthread_atfork(nullptr, nullptr, [] { current() = new Pool; });
+#endif
+      return true;
+    }();
+    static_cast<void>(watching);
+    return *current();
   }
 
   void submit(const std::shared_ptr<Job>& job, int helpers) {
@@ -49,6 +60,11 @@ class Pool {
   }
 
  private:
+  static Pool*& current() {
+    static Pool* pool = new Pool;
+    return pool;
+  }
+
   void loop() {
     for (;;) {
       std::shared_ptr<Job> job;

@@ -57,6 +57,7 @@ struct Sequence {
   int32_t prepare(Law& law, bool target, int64_t position) const {
     const Filters& filters = target ? batch.filters : batch.draft_filters;
     const RowInput row = row_at(target ? batch.target : batch.draft, i, position, filters.penalty[i]);
+    if (batch.rule == Rule::greedy) return law.prepare(row, history(position), {});
     if (batch.rule != Rule::match) return law.prepare(row, history(position), filters_at(filters, i));
     const StreamInput stream = race_at(position);
     return law.prepare(row, history(position), filters_at(filters, i), &stream);

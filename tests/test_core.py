@@ -1,5 +1,6 @@
 """The C++ core: levels, threads, the plain call, and what the compiler made of the pinned arithmetic."""
 
+import os
 import shutil
 import subprocess
 
@@ -152,3 +153,37 @@ def test_no_fused_multiply_add():
     listing = subprocess.run([objdump, "-d", _native.core.__file__], capture_output=True, text=True, check=True).stdout
     assert "mulps" in listing or "fmul" in listing
     assert [line for line in listing.splitlines() if "vfmadd" in line or "vfmsub" in line or "fmla" in line] == []
+
+
+def test_strides_between_items():
+    """A field of a structured array has strides that are no multiple of its items."""
+    table = np.zeros((3, 100), dtype=[("logit", "f4"), ("flag", "i1")])
+    table["logit"] = rows(3, 100)
+    for settings in SETTINGS:
+        plain = {name: value for name, value in settings.items() if name != "repetition_penalty"}
+        expected = draftproof.sample(rows(3, 100), seed=1, **plain)
+        assert draftproof.sample(table["logit"], seed=1, **plain).tolist() == expected.tolist()
+        assert draftproof.sample(table["logit"], seed=1, **plain, backend="cpu").tolist() == expected.tolist()
+
+
+def test_lazily_negated_tensors():
+    torch = pytest.importorskip("torch")
+    logits = torch.from_numpy(rows(3, 100))
+    negated = torch._neg_view(-logits)
+    assert draftproof.sample(negated, seed=1).tolist() == draftproof.sample(logits, seed=1).tolist()
+    assert draftproof.sample(negated, seed=1, backend="cpu").tolist() == draftproof.sample(logits, seed=1).tolist()
+
+
+def test_a_forked_process_works_and_starts_threads_of_its_own(core):
+    logits = rows(64, 32000)
+    core.set_num_threads(2)
+    expected = draftproof.sample(logits, top_p=0.9, seed=3).tolist()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, b"same" if draftproof.sample(logits, top_p=0.9, seed=3).tolist() == expected else b"other")
+        os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    assert os.read(reader, 10) == b"same"
+    os.close(reader)

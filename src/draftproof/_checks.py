@@ -20,7 +20,7 @@ from .types import DEAD, Array, Status
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 IDS = ("int32", "int64", "uint32")
-SEEDS = ("int32", "int64", "uint64")
+SEEDS = ("int64", "uint64")
 RULES = ("token", "block", "match", "greedy")
 _INFINITY = float("inf")
 _SEED_REMEDY = "pass an int or an int64/uint64 array [B]; draftproof.random_seeds(B) gives fresh ones"

@@ -129,7 +129,7 @@ def run(operation: str, arguments: tuple[Any, ...], check: bool | None, backend:
 @contextlib.contextmanager
 def _subnormals() -> Iterator[None]:
     """Lift the caller's flush-to-zero, which torch sets and only torch can lift, while an operation runs."""
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     flushed = torch is not None and not (_SUBNORMAL * np.float32(1)).any()
     if flushed:
         torch.set_flush_denormal(False)

@@ -23,6 +23,7 @@ except ImportError as error:
 
 
 LEVEL_VARIABLE = "DRAFTPROOF_LEVEL"
+"""Environment variable that names the instruction-set level the core starts at."""
 
 
 def levels() -> list[str]:
@@ -44,36 +45,39 @@ def set_num_threads(n: int) -> None:
     Parameters
     ----------
     n : int
-        At least 1.
+        From 1 to 1024.
 
     Raises
     ------
     ValueRangeError
-        ``n`` is not an int of at least 1.
+        ``n`` is not an int in [1, 1024].
     BackendError
         This installation has no C++ core.
 
     Examples
     --------
     >>> import draftproof
-    >>> draftproof.set_num_threads(2)
+    >>> draftproof.set_num_threads(2)  # doctest: +SKIP
     """
-    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 1024:
+    if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or not 1 <= n <= 1024:
         raise ValueRangeError(f"n must be an int in [1, 1024], got {n!r}")
     if core is None:
         raise BackendError(missing)
-    core.set_num_threads(n)
+    core.set_num_threads(int(n))
 
 
-if LEVEL_VARIABLE in os.environ:
+if core is not None and LEVEL_VARIABLE in os.environ:
     set_level(os.environ[LEVEL_VARIABLE])
 
 
 def view(array: Array | None) -> Any:
     """Return a NumPy view of a NumPy array or torch CPU tensor; bfloat16 as the int16 that holds its bits."""
-    if array is None or isinstance(array, np.ndarray):
-        return array
-    array = array.detach()
+    if array is None:
+        return None
+    if isinstance(array, np.ndarray):
+        # A field of a structured array may have strides that no multiple of its items reaches: the core cannot.
+        return array.copy() if any(stride % array.itemsize for stride in array.strides) else array
+    array = array.detach().resolve_neg()
     return array.view(_torch().int16).numpy() if is_bfloat16(array) else array.numpy()
 
 
@@ -110,7 +114,7 @@ def sample_plain(logits: Array, parameters: Filters, history: Array | None, seed
     is not plain either: the full path says what is the matter.
     """
     if type(logits) is np.ndarray:
-        if logits.dtype.char not in "fed":
+        if logits.dtype.char not in "fed" or logits.strides[-1:] != (logits.itemsize,):
             return None
         if history is not None and (type(history) is not np.ndarray or history.dtype != np.int64):
             return None
@@ -138,9 +142,17 @@ def _is_plain_tensor(torch: Any, value: Any) -> bool:
         and type(value) is torch.Tensor
         and value.device.type == "cpu"
         and value.layout is torch.strided
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and torch._C._len_torch_dispatch_stack() == 0
+        and not value.is_neg()
+        and not _looked_at(torch)
     )
+
+
+def _looked_at(torch: Any) -> bool:
+    """Whether functorch or a dispatch mode is active; a torch that does not tell counts as looking."""
+    try:
+        return torch._C._functorch.peek_interpreter_stack() is not None or torch._C._len_torch_dispatch_stack() > 0
+    except AttributeError:
+        return True
 
 
 def _torch() -> Any:

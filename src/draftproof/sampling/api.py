@@ -115,9 +115,10 @@ def sample(
     ``E_id / w_id`` wins, with one exponential per token id from Philox4x32-10.
 
     **Exactness.** The token is a pure function of the row's (logits, parameters, seed, offset): the same bits on every
-    backend, for any batch, padding or strides. Its law is the filtered softmax of the float32 logits within 1e-6 of
-    mass: weights carry a relative error of 1.04e-7 (measured), tokens lighter than 2**-40 of the largest are dropped,
-    the exponentials carry 3.15e-7 (measured).
+    backend, for any batch, padding or strides. Its law is the filtered softmax of the float32 logits up to
+    rounding: a weight w carries a relative error of 1.04e-7 (measured) plus 2**-22 * abs(log(w)) from its rounded
+    argument, an exponential 3.15e-7 (measured), and tokens lighter than 2**-40 of the largest are dropped, which
+    costs at most V * 2**-40 of mass.
 
     Examples
     --------

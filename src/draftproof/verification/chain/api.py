@@ -82,9 +82,10 @@ def verify(
     token: Leviathan et al. (2023), Chen et al. (2023). block: Sun et al., "Block verification accelerates speculative
     decoding" (ICLR 2025).
 
-    **Exactness.** Every rule emits the target's filtered law; proved by enumeration on fractions for the rules, with
-    the rounding of the pinned arithmetic on top: total variation of a round's first token at most 5e-7 for token, and
-    at most (8K+6) * 2**-24 for block. Rows that the rule does not need never matter. The same bits on every backend.
+    **Exactness.** token, block and match emit the target's filtered law, greedy its argmax; proved by enumeration on
+    fractions, with the rounding of the pinned arithmetic on top: given the masses, total variation of a round's first
+    token by analysis of the rounding at most 5e-7 for token and (8K+6) * 2**-24 for block. Rows that the rule does
+    not need never matter. The same bits on every backend.
 
     Examples
     --------
