@@ -156,6 +156,8 @@ bool read_int(nb::handle h, int64_t low, int64_t& value) {
   return overflow == 0 && value >= low;
 }
 
+bool aligned(const In& a) { return reinterpret_cast<uintptr_t>(a.data()) % (a.dtype().bits / 8) == 0; }
+
 // The call most loops make: rows in memory, numbers for everything else. Returns false, having done nothing of
 // consequence, where an argument is of another kind or a row is dead: the full path then says what is the matter.
 bool sample_plain(nb::handle logits_given, bool bfloat16, nb::handle temperature, nb::handle top_k, nb::handle top_p,
@@ -167,13 +169,13 @@ bool sample_plain(nb::handle logits_given, bool bfloat16, nb::handle temperature
   In logits;
   Optional history;
   if (!nb::try_cast(logits_given, logits) || !nb::try_cast(history_given, history)) return false;
-  if (logits.ndim() != 2 || logits.shape(1) == 0 || logits.shape(1) > static_cast<size_t>(kMaxVocab) ||
+  if (logits.ndim() != 2 || !aligned(logits) || logits.shape(1) == 0 || logits.shape(1) > static_cast<size_t>(kMaxVocab) ||
       !read_number(temperature, 0.0, kLargest, 1.0, t) || !read_number(top_p, 0.0, 1.0, 1.0, p) ||
       !read_number(min_p, 0.0, 1.0, 0.0, m) || !read_number(penalty, 1e-37, kLargest, 1.0, r) ||
       !(top_k.is_none() || read_int(top_k, -1, k)) || !read_int(seed, std::numeric_limits<int64_t>::min(), s) ||
       !read_int(offset, 0, o))
     return false;
-  if (history && (history->ndim() != 2 || history->dtype() != nb::dtype<int64_t>() ||
+  if (history && (history->ndim() != 2 || !aligned(*history) || history->dtype() != nb::dtype<int64_t>() ||
                   history->shape(0) != logits.shape(0)))
     return false;
   const int64_t rows_given = static_cast<int64_t>(logits.shape(0));

@@ -166,6 +166,26 @@ def test_strides_between_items():
         assert draftproof.sample(table["logit"], seed=1, **plain, backend="cpu").tolist() == expected.tolist()
 
 
+def off_its_alignment(array: np.ndarray) -> np.ndarray:
+    return np.frombuffer(b"\0" + array.tobytes(), np.uint8, offset=1).view(array.dtype).reshape(array.shape)
+
+
+def test_arrays_off_their_alignment():
+    """The core reads whole items, which must lie at multiples of their size; others are copied first."""
+    logits, history = rows(3, 100), np.random.default_rng(2).integers(-1, 100, (3, 20))
+    crooked, crooked_history = off_its_alignment(logits), off_its_alignment(history)
+    assert not crooked.flags.aligned
+    assert _native.view(crooked).flags.aligned
+    assert _native.view(logits) is logits
+    plain = _native.Filters(1.0, None, None, None, 1.3)
+    assert _native.sample_plain(logits, plain, history, 1, 0) is not None
+    assert _native.sample_plain(crooked, plain, history, 1, 0) is None
+    assert _native.sample_plain(logits, plain, crooked_history, 1, 0) is None
+    given = {"repetition_penalty": 1.3, "seed": 1}
+    expected = draftproof.sample(logits, prev_tokens=history, **given).tolist()
+    assert draftproof.sample(crooked, prev_tokens=crooked_history, **given).tolist() == expected
+
+
 def test_lazily_negated_tensors():
     torch = pytest.importorskip("torch")
     logits = torch.from_numpy(rows(3, 100))

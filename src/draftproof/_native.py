@@ -74,11 +74,12 @@ def view(array: Array | None) -> Any:
     """Return a NumPy view of a NumPy array or torch CPU tensor; bfloat16 as the int16 that holds its bits."""
     if array is None:
         return None
-    if isinstance(array, np.ndarray):
-        # A field of a structured array may have strides that no multiple of its items reaches: the core cannot.
-        return array.copy() if any(stride % array.itemsize for stride in array.strides) else array
-    array = array.detach().resolve_neg()
-    return array.view(_torch().int16).numpy() if is_bfloat16(array) else array.numpy()
+    if not isinstance(array, np.ndarray):
+        array = array.detach().resolve_neg()
+        array = array.view(_torch().int16).numpy() if is_bfloat16(array) else array.numpy()
+    # The core steps from item to item, at addresses that suit them. A field of a structured array may lie elsewhere.
+    plain = array.flags.aligned and not any(stride % array.itemsize for stride in array.strides)
+    return array if plain else array.copy()
 
 
 def views(filters: Filters) -> tuple[Any, ...]:
