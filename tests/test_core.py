@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import warnings
 
 import numpy as np
 import pytest
@@ -77,7 +78,7 @@ def test_threads_change_nothing(core, threads):
         assert np.array_equal(draftproof.sample(logits, temperature=0.8, top_p=0.9, seed=3), alone)
 
 
-@pytest.mark.parametrize("wrong", [0, -1, True, 1.0, "2", None])
+@pytest.mark.parametrize("wrong", [0, -1, True, 1.0, "2", None, np.timedelta64(1, "s")])
 def test_thread_count_is_checked(wrong):
     with pytest.raises(draftproof.ValueRangeError, match="n must be an int in"):
         draftproof.set_num_threads(wrong)
@@ -192,6 +193,15 @@ def test_lazily_negated_tensors():
     negated = torch._neg_view(-logits)
     assert draftproof.sample(negated, seed=1).tolist() == draftproof.sample(logits, seed=1).tolist()
     assert draftproof.sample(negated, seed=1, backend="cpu").tolist() == draftproof.sample(logits, seed=1).tolist()
+
+
+def test_nested_tensors_are_refused():
+    torch = pytest.importorskip("torch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the nested layout is a prototype, torch says
+        nested = torch.nested.nested_tensor([torch.ones(3), torch.ones(2)])
+    with pytest.raises(draftproof.DtypeError, match="logits must be a NumPy array or a torch tensor"):
+        draftproof.sample(nested, seed=1)
 
 
 def test_a_forked_process_works_and_starts_threads_of_its_own(core):

@@ -914,6 +914,9 @@ def test_random_seeds() -> None:
     bits = (seeds[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
     assert (abs(bits.sum(0).astype(int) - 500) < 8 * 16).all()
     assert dp.random_seeds(0).shape == (0,)
+    assert dp.random_seeds(np.int64(2)).shape == (2,)
+    with pytest.raises(dp.ShapeError, match="batch must be an int"):
+        dp.random_seeds(np.timedelta64(2, "s"))  # NumPy counts it among its integers
     rows = np.zeros((1000, 4), np.float32)
     same(dp.sample(tensor(rows), seed=seeds).numpy(), dp.sample(rows, seed=seeds))
 

@@ -59,11 +59,13 @@ def set_num_threads(n: int) -> None:
     >>> import draftproof
     >>> draftproof.set_num_threads(2)  # doctest: +SKIP
     """
-    if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or not 1 <= n <= 1024:
+    if isinstance(n, np.generic):
+        n = n.item()
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 1024:
         raise ValueRangeError(f"n must be an int in [1, 1024], got {n!r}")
     if core is None:
         raise BackendError(missing)
-    core.set_num_threads(int(n))
+    core.set_num_threads(n)
 
 
 if core is not None and LEVEL_VARIABLE in os.environ:
@@ -143,6 +145,7 @@ def _is_plain_tensor(torch: Any, value: Any) -> bool:
         and type(value) is torch.Tensor
         and value.device.type == "cpu"
         and value.layout is torch.strided
+        and not value.is_nested
         and not value.is_neg()
         and not _looked_at(torch)
     )

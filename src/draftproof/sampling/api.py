@@ -297,7 +297,9 @@ def random_seeds(batch: int) -> Array:
     >>> seeds.shape, len(set(seeds.tolist()))
     ((4,), 4)
     """
-    if isinstance(batch, bool) or not isinstance(batch, (int, np.integer)) or batch < 0:
+    if isinstance(batch, np.generic):
+        batch = batch.item()
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 0:
         raise ShapeError(f"batch must be an int of at least 0, got {batch!r}")
     seeds: set[int] = set()
     while len(seeds) < batch:
