@@ -2,6 +2,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
+CORE   := CMakeLists.txt $(wildcard csrc/*)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .PHONY: demo test slow fuzz lint format clean
@@ -36,12 +37,12 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # Editable in both, so that an edit or a pull needs no new install.
-$(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.demo: pyproject.toml constraints.txt $(CORE) | $(BIN)/python
 	@echo "installing draftproof with its command line and transformers into $(VENV) (a minute or two)"
 	$(PIP) --editable ".[cli,transformers]"
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.dev: pyproject.toml constraints.txt $(CORE) | $(BIN)/python
 	@echo "installing draftproof with its test tools into $(VENV) (a minute or two)"
 	$(PIP) --editable ".[dev]"
 	@touch $@ $(VENV)/.demo

@@ -50,20 +50,17 @@ inline float minimum_of_block(const float* key) {
 }
 
 // 2^t within 2e-4 for t in [-40, 0] and not more than 2^-39 for t below: for bounds, never for a result.
-inline float exp2_rough(float t) {
-  const float x = t >= -40.0f ? t : -40.0f;
-  const float n = std::floor(x);
-  const float r = x - n;
-  const float power = 1.0f + r * (0.69583282f + r * (0.22606716f + r * 0.07810251f));
-  return bits_to_float(float_to_bits(power) + (static_cast<int32_t>(n) << 23));
+inline Floats exp2_rough(Floats t) {
+  const Floats x = t > -40.0f ? t : Floats{} - 40.0f;
+  const Ints n = __builtin_convertvector(x, Ints);  // towards zero, so x - n + 1 is in (0, 1]
+  const Floats r = x - __builtin_convertvector(n, Floats) + 1.0f;
+  const Floats power = 1.0f + r * (0.69583282f + r * (0.22606716f + r * 0.07810251f));
+  return (Floats)((Ints)power + ((n - 1) << 23));
 }
 
-inline float rough_sum(const float* w) {
-  float lanes[16];
-  for (int i = 0; i < 16; ++i) lanes[i] = w[i] + w[16 + i] + (w[32 + i] + w[48 + i]);
-  float sum = 0.0f;
-  for (int i = 0; i < 8; ++i) lanes[i] += lanes[8 + i];
-  for (int i = 0; i < 8; ++i) sum += lanes[i];
+inline double total_of(const Floats& lanes) {
+  double sum = 0.0;
+  for (int i = 0; i < kLanes; ++i) sum += lanes[i];
   return sum;
 }
 
@@ -231,22 +228,25 @@ int64_t Law::race_listed(const StreamInput& input) const {
 void Law::block_noise(const StreamInput& input) {
   const Stream stream = stream_of(input, Purpose::race_block, Purpose::draft_block);
   const int64_t blocks = row_.blocks();
-  least_.resize(blocks + 1);
-  holder_.resize(blocks + 1);
   constexpr int kBatch = 64;
+  least_.resize(blocks + 2 * kBatch);  // whole batches are written
+  holder_.resize(blocks + 2 * kBatch);
   for (int64_t start = 0; start < blocks; start += 2 * kBatch) {
-    const int n = static_cast<int>(std::min<int64_t>(kBatch, (blocks - start + 1) / 2));
     alignas(64) uint32_t counter[kBatch], w[4][kBatch];
     alignas(64) float even[kBatch], odd[kBatch];
     for (int i = 0; i < kBatch; ++i) counter[i] = static_cast<uint32_t>(start / 2 + i);
     philox_many(stream, counter, kBatch, w[0], w[1], w[2], w[3]);
     for (int i = 0; i < kBatch; ++i) even[i] = exponential(w[0][i]) * (1.0f / kBlock);
     for (int i = 0; i < kBatch; ++i) odd[i] = exponential(w[2][i]) * (1.0f / kBlock);
-    for (int i = 0; i < n; ++i) {
-      least_[start + 2 * i] = even[i];
-      least_[start + 2 * i + 1] = odd[i];
-      holder_[start + 2 * i] = static_cast<uint8_t>(w[1][i] >> 26);
-      holder_[start + 2 * i + 1] = static_cast<uint8_t>(w[3][i] >> 26);
+    float* least = least_.data() + start;
+    uint8_t* holder = holder_.data() + start;
+    for (int i = 0; i < kBatch; ++i) {
+      least[2 * i] = even[i];
+      least[2 * i + 1] = odd[i];
+    }
+    for (int i = 0; i < kBatch; ++i) {
+      holder[2 * i] = static_cast<uint8_t>(w[1][i] >> 26);
+      holder[2 * i + 1] = static_cast<uint8_t>(w[3][i] >> 26);
     }
   }
 }
@@ -267,45 +267,60 @@ Law::Winner Law::race_above(const StreamInput& input, const Rank& limit) {
   for (int64_t b = 0; b < blocks; ++b)
     scratch_[b] = least_[b] / (exp2_pinned(exponent(maxima_[b], maximum_, scale_)) * kBlockSlack);
   const Stream stream = stream_of(input, Purpose::race_token, Purpose::draft_token);
+  for (int64_t b = 0; b < blocks; ++b)
+    if (scratch_[b] <= best.key && maxima_[b] >= limit.logit) expand(stream, b, limit, best);
+  return best;
+}
+
+// Let every token of a block run.
+void Law::expand(const Stream& stream, int64_t b, const Rank& limit, Winner& best) const {
   alignas(64) float buffer[kBlock], key[kBlock];
   alignas(64) uint32_t counter[kBlock / 4], w[4][kBlock / 4], word[kBlock];
-  for (int64_t b = 0; b < blocks; ++b) {
-    if (!(scratch_[b] <= best.key) || !(maxima_[b] >= limit.logit)) continue;
-    const float* l = row_.load(b, buffer);
-    for (int i = 0; i < kBlock / 4; ++i) counter[i] = static_cast<uint32_t>(b * (kBlock / 4) + i);
-    philox_many(stream, counter, kBlock / 4, w[0], w[1], w[2], w[3]);
-    const float least = least_[b];
-    for (int i = 0; i < kBlock / 4; ++i)
-      for (int j = 0; j < 4; ++j) word[4 * i + j] = w[j][i];
-    for (int i = 0; i < kBlock; ++i) key[i] = least + exponential(word[i]);
-    key[holder_[b]] = least;
-    for (int i = 0; i < kBlock; ++i) key[i] = key[i] / exp2_pinned(exponent(l[i], maximum_, scale_));
-    if (!(minimum_of_block(key) <= best.key)) continue;
-    for (int i = 0; i < kBlock; ++i) {
-      const int64_t id = b * kBlock + i;
-      if (arrives_first(key[i], id, best.key, best.id) && key[i] < kInfinity && ranked_above(l[i], id, limit) &&
-          t_of(l[i]) >= min_t_)
-        best = {key[i], id, l[i]};
-    }
+  const float* l = row_.load(b, buffer);
+  for (int i = 0; i < kBlock / 4; ++i) counter[i] = static_cast<uint32_t>(b * (kBlock / 4) + i);
+  philox_many(stream, counter, kBlock / 4, w[0], w[1], w[2], w[3]);
+  const float least = least_[b];
+  for (int i = 0; i < kBlock / 4; ++i)
+    for (int j = 0; j < 4; ++j) word[4 * i + j] = w[j][i];
+  // An exponential is at least its uniform: most blocks are ruled out before any logarithm. The holder has been seen.
+  const float reach = (best.key * (exp2_pinned(t_of(maxima_[b])) * kBlockSlack) - least) * kBlockSlack;
+  for (int i = 0; i < kBlock; ++i) key[i] = uniform(word[i]);
+  if (best.key < kInfinity && !(minimum_of_block(key) <= reach)) return;
+  for (int i = 0; i < kBlock; ++i) key[i] = least + exponential(word[i]);
+  key[holder_[b]] = least;
+  for (int i = 0; i < kBlock; ++i) key[i] = key[i] / exp2_pinned(exponent(l[i], maximum_, scale_));
+  if (!(minimum_of_block(key) <= best.key)) return;
+  for (int i = 0; i < kBlock; ++i) {
+    const int64_t id = b * kBlock + i;
+    if (arrives_first(key[i], id, best.key, best.id) && key[i] < kInfinity && ranked_above(l[i], id, limit) &&
+        t_of(l[i]) >= min_t_)
+      best = {key[i], id, l[i]};
   }
-  return best;
 }
 
 // Bounds on the row's mass and on the mass ranked above a token, from one pass of rough weights: each is within 5e-4 of
 // the pinned one, sums in float32 stay within 1e-5, and a token that the pinned weights drop counts at most 2^-39.
 Law::Bounds Law::rough_masses(const Rank& rank) const {
-  alignas(64) float buffer[kBlock], w[kBlock];
+  alignas(64) float buffer[kBlock];
   double sum = 0.0, above = 0.0, reaching = 0.0;
-  for (int64_t b = 0; b < row_.blocks(); ++b) {
-    if (!(t_of(maxima_[b]) >= -40.0f)) continue;
-    const float* l = row_.load(b, buffer);
-    for (int i = 0; i < kBlock; ++i) w[i] = exp2_rough((l[i] - maximum_) * scale_);
-    sum += rough_sum(w);
-    if (!(maxima_[b] >= rank.logit)) continue;
-    for (int i = 0; i < kBlock; ++i) w[i] = l[i] >= rank.logit ? w[i] : 0.0f;
-    reaching += rough_sum(w);
-    for (int i = 0; i < kBlock; ++i) w[i] = l[i] > rank.logit ? w[i] : 0.0f;
-    above += rough_sum(w);
+  constexpr int64_t kFlush = 32;  // blocks whose weights are summed in float32
+  for (int64_t start = 0; start < row_.blocks(); start += kFlush) {
+    Floats all = {}, over = {}, at_least = {};
+    for (int64_t b = start; b < std::min(start + kFlush, row_.blocks()); ++b) {
+      const float* l = row_.load(b, buffer);
+      const bool reaches = maxima_[b] >= rank.logit;
+      for (int part = 0; part < kBlock; part += kLanes) {
+        const Floats v = *reinterpret_cast<const Floats*>(l + part);
+        const Floats w = exp2_rough((v - maximum_) * scale_);
+        all += w;
+        if (!reaches) continue;
+        over += v > rank.logit ? w : Floats{};
+        at_least += v >= rank.logit ? w : Floats{};
+      }
+    }
+    sum += total_of(all);
+    above += total_of(over);
+    reaching += total_of(at_least);
   }
   const double dropped = static_cast<double>(row_.vocab()) * 0x1p-38;
   const auto low = [&](double x) { return static_cast<int64_t>(std::max(0.0, x * (1.0 - 1e-3) - dropped) * 0x1p40); };

@@ -211,6 +211,7 @@ class Law {
     float logit;
   };
   Winner race_above(const StreamInput& stream, const Rank& limit);
+  void expand(const Stream& stream, int64_t block, const Rank& limit, Winner& best) const;
   void block_noise(const StreamInput& stream);
   int64_t row_mass() const;
   struct Bounds {
