@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -49,13 +50,17 @@ class Pool {
     return *current();
   }
 
+  // Where the system gives no more threads, those that there are do the work, at worst the caller alone.
   void submit(const std::shared_ptr<Job>& job, int helpers) {
     const std::lock_guard lock(mutex_);
-    while (static_cast<int>(started_) < helpers) {
-      std::thread([this] { loop(); }).detach();
-      ++started_;
+    try {
+      while (started_ < helpers) {
+        std::thread([this] { loop(); }).detach();
+        ++started_;
+      }
+    } catch (const std::system_error&) {
     }
-    for (int i = 0; i < helpers; ++i) queue_.push_back(job);
+    for (int i = 0; i < std::min(helpers, started_); ++i) queue_.push_back(job);
     wake_.notify_all();
   }
 

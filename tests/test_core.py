@@ -3,7 +3,9 @@
 import os
 import shutil
 import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -185,6 +187,25 @@ def test_arrays_off_their_alignment():
     given = {"repetition_penalty": 1.3, "seed": 1}
     expected = draftproof.sample(logits, prev_tokens=history, **given).tolist()
     assert draftproof.sample(crooked, prev_tokens=crooked_history, **given).tolist() == expected
+
+
+def test_a_system_without_threads_to_spare():
+    resource = pytest.importorskip("resource")
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("the address space in use is not known here")
+    script = f"""
+import numpy as np, draftproof
+logits = np.random.default_rng(0).standard_normal((8, 50000)).astype(np.float32)
+draftproof.set_num_threads(1)
+alone = [draftproof.sample(logits, seed=seed).tolist() for seed in range(3)]
+import resource
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 20), {resource.RLIM_INFINITY}))
+draftproof.set_num_threads(8)
+assert [draftproof.sample(logits, seed=seed).tolist() for seed in range(3)] == alone
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_lazily_negated_tensors():
