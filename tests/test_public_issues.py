@@ -19,7 +19,7 @@ import pytest
 from scipy import stats
 
 import draftproof as dp
-from draftproof import Status, ValueRangeError
+from draftproof import Status, ValueRangeError, _dispatch
 from draftproof._arrays import NumpyArrays
 from draftproof.numerics.draws import race_keys
 from draftproof.numerics.exp2 import exp2, exponent, scale
@@ -27,6 +27,7 @@ from draftproof.numerics.masses import masses, theta
 from draftproof.numerics.noise import exponential, uniform
 from draftproof.rng.philox import philox
 from draftproof.rng.streams import accept_word
+from draftproof.sampling import api as sampling_api
 from draftproof.testing import g_test
 
 torch = pytest.importorskip("torch")
@@ -36,6 +37,15 @@ INF, NAN = float("inf"), float("nan")
 RATIO_RULES = pytest.mark.parametrize("rule", ["token", "block"])
 BOTH = pytest.mark.parametrize("put", [np.asarray, lambda a: torch.from_numpy(np.array(a))], ids=["numpy", "torch"])
 TESTS = Path(__file__).parent
+BACKENDS = [name for name in _dispatch.BACKENDS["cpu"] if dp.backends()["sample"][name] == "available"]
+
+
+@pytest.fixture(autouse=True, params=BACKENDS)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make each backend of the CPU in turn the one that ``auto`` takes."""
+    monkeypatch.setitem(_dispatch.BACKENDS, "cpu", (request.param,))
+    if request.param != "cpu":
+        monkeypatch.setattr(sampling_api, "core", None)
 
 
 def rows_of(batch: int, vocab: int, seed: int = 0) -> Arrays:
@@ -210,15 +220,20 @@ def test_a_filter_of_one_row_leaves_the_others_alone() -> None:
 def test_calls_and_thread_counts_do_not_matter(put: Callable[[Any], Any]) -> None:
     rows, seed = put(rows_of(4, 20_000)), put(np.arange(4))
     given = {"temperature": 0.8, "top_k": 1000, "top_p": 0.95}
-    threads = torch.get_num_threads()
-    seen = set()
+    before, seen = torch.get_num_threads(), set()
+
+    def set_threads(count: int) -> None:
+        torch.set_num_threads(count)
+        if "cpu" in BACKENDS:
+            dp.set_num_threads(count)
+
     try:
         for count in (1, 2, 1, 2, 1):
-            torch.set_num_threads(count)
+            set_threads(count)
             filtered = np.asarray(dp.filter_logits(rows, **given))
             seen.add((filtered.tobytes(), *dp.sample(rows, seed=seed, **given).tolist()))
     finally:
-        torch.set_num_threads(threads)
+        set_threads(before)
     assert len(seen) == 1
 
 
