@@ -179,7 +179,7 @@ void Law::narrow_listed() {
   size_t n = 0;
   for (; n < candidates_.size() && above < limit && t_of(candidates_[n].logit) >= min_t_; ++n)
     above += mass_of(weight(candidates_[n].logit));
-  end_ = {candidates_[n - 1].logit, candidates_[n - 1].id + 1};
+  if (n > 0) end_ = {candidates_[n - 1].logit, candidates_[n - 1].id + 1};
   total_ = above;
 }
 
@@ -190,7 +190,7 @@ int64_t Law::race_listed(const StreamInput& input) const {
   const int64_t limit = filters_.top_p < 1.0f ? theta(filters_.top_p, whole) : std::numeric_limits<int64_t>::max();
   const Stream token = stream_of(input, Purpose::race_token, Purpose::draft_token);
   const Stream block = stream_of(input, Purpose::race_block, Purpose::draft_block);
-  int64_t above = 0, best_id = candidates_[0].id;
+  int64_t above = 0, best_id = candidates_.empty() ? -1 : candidates_[0].id;
   float best_key = kInfinity;
   constexpr int kBatch = 64;
   for (size_t start = 0; start < candidates_.size(); start += kBatch) {
@@ -353,7 +353,7 @@ int64_t Law::race_row(const StreamInput& input) {
   for (;;) {
     const Winner winner = race_above(input, limit);
     const Rank rank{winner.logit, winner.id};
-    if (!(filters_.top_p < 1.0f) || top_p_holds(rank)) return winner.id;
+    if (winner.id < 0 || !(filters_.top_p < 1.0f) || top_p_holds(rank)) return winner.id;
     limit = rank;
   }
 }
@@ -401,7 +401,7 @@ void Law::cut_row_at_top_p(float top_p, int64_t total) {
   constexpr int kBins = 1024;
   const int64_t limit = theta(top_p, total);
   std::vector<int64_t> bins(kBins, 0);
-  const auto bin_of = [](float t) { return std::min(static_cast<int>(-t * 25.6f), kBins - 1); };
+  const auto bin_of = [](float t) { return static_cast<int>(std::clamp(-t * 25.6f, 0.0f, kBins - 1.0f)); };
   alignas(64) float buffer[kBlock];
   const auto each = [&](auto&& visit) {
     for (int64_t b = 0; b < row_.blocks(); ++b) {

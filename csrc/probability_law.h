@@ -67,8 +67,9 @@ class ProbabilityLaw {
   }
 
   int64_t argmax() const {
-    for (int64_t id = 0;; ++id)
+    for (int64_t id = 0; id < row_.vocab(); ++id)
       if (row_.at(id) == maximum_) return id;
+    return -1;  // unreachable: some entry is the maximum
   }
 
   int64_t draw(int64_t fraction) const { return draw_without(fraction, -1, total_); }

@@ -1,5 +1,7 @@
 // One row of logits as the filters see it: dtype, stride, mask and repetition penalty applied while reading, in blocks
 // of 64 ids. The row is never copied: only blocks that hold a penalised id are patched, in a block-sized buffer.
+// A row is read more than once. If another thread writes to it meanwhile, the result is any, but no read or write may
+// leave the arrays, and no loop may run for ever.
 #pragma once
 
 #include <algorithm>
@@ -71,7 +73,7 @@ class Row {
   }
 
   float at(int64_t id) const {
-    if (!allowed(id)) return -kInfinity;
+    if (id < 0 || !allowed(id)) return -kInfinity;
     if (const uint64_t below = uint64_t{1} << (id % kBlock); !patches_.empty() && (touched_[id / kBlock] & below))
       return patches_[first_[id / kBlock] + std::popcount(touched_[id / kBlock] & (below - 1))].second;
     return raw(id);
