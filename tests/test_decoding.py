@@ -710,3 +710,16 @@ def test_reusable_against_brute_force() -> None:
 
 def test_public_name() -> None:
     assert draftproof.SpeculativeDecoder is SpeculativeDecoder
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        ("hello", "prompt_ids must be one sequence of token ids, got str: tokenize it first"),
+        (type("BatchEncoding", (), {"input_ids": [1]})(), "got BatchEncoding: pass its input_ids, one row"),
+    ],
+)
+def test_text_is_no_prompt(prompt: Any, text: str) -> None:
+    decoder = SpeculativeDecoder(lambda *_: ([], None), lambda *_: np.zeros((1, 3), np.float32))
+    with pytest.raises(draftproof.DtypeError, match=text):
+        decoder.generate(prompt)

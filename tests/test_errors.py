@@ -193,6 +193,12 @@ CASES = {
         "append the target's row after the last drafted token",
         lambda put: verify(put, TARGET[:, :2]),
     ),
+    "too many target rows": Case(
+        ShapeError,
+        "target_logits must be [B, K+1, V] = [2, 3, 5], got [2, 4, 5]: "
+        "draft_tokens has K = 2, and the target needs one row a draft and one more",
+        lambda put: verify(put, np.concatenate([TARGET, TARGET[:, :1]], 1)),
+    ),
     "draft rows": Case(
         ShapeError,
         "draft_logits must be [B, K, Vd] = [2, 2, 6], got [2, 1, 6]",

@@ -43,7 +43,12 @@ def generate(
     dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of the models' weights.")] = "float32",
     max_new: Annotated[int, typer.Option(min=0, help="Most tokens to generate.")] = 128,
     width: Annotated[int, typer.Option(min=0, help="Most tokens to draft at a time; 0 drafts none.")] = 8,
-    temperature: Annotated[float, typer.Option(help="0 takes the most likely token each time.")] = 0.0,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            help="0 takes the most likely token each time; above 0 samples, which the filters and the seed shape."
+        ),
+    ] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Sample among the k most likely tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample among the most likely tokens of this total mass.")] = None,
     min_p: Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest one.")] = None,

@@ -50,7 +50,7 @@ def _load_folder(folder: Path, option: str, dtype: str) -> Loaded:
         reason = str(error).strip() or type(error).__name__
         fail(
             f"{option}: expected a folder that transformers can read as a causal language model with its tokenizer, "
-            f"got {folder}: {reason.splitlines()[0]}; save both there with save_pretrained"
+            f"got {folder}: {reason.splitlines()[0].rstrip('.')}; save both there with save_pretrained"
         )
     return Loaded(model.eval(), tokenizer)
 

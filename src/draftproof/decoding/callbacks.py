@@ -24,6 +24,12 @@ class Checked(NamedTuple):
 def read_prompt(prompt: Any) -> tuple[Ids, Callable[[Ids], Any]]:
     """Return the prompt as int64 NumPy and a function that copies ids into the kind the prompt came in."""
     kind: Callable[[Ids], Any] = Ids.copy
+    if isinstance(prompt, str):
+        raise DtypeError("prompt_ids must be one sequence of token ids, got str: tokenize it first")
+    if hasattr(prompt, "input_ids"):
+        raise DtypeError(
+            f"prompt_ids must be one sequence of token ids, got {type(prompt).__name__}: pass its input_ids, one row"
+        )
     if is_torch(prompt):
         import torch
 

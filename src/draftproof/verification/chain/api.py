@@ -252,9 +252,11 @@ def _check_rows(name: str, target: Array, draft_tokens: Array) -> tuple[int, int
         raise ShapeError(f"draft_tokens must be [B, K] with B = {batch}, got {list(tokens.shape)}")
     drafted = tokens.shape[1]
     if positions != drafted + 1:
+        remedy = "append the target's row after the last drafted token"
+        if positions != drafted:
+            remedy = f"draft_tokens has K = {drafted}, and the target needs one row a draft and one more"
         raise ShapeError(
-            f"{name} must be [B, K+1, V] = {[batch, drafted + 1, vocab]}, got {list(target.shape)}: "
-            "append the target's row after the last drafted token"
+            f"{name} must be [B, K+1, V] = {[batch, drafted + 1, vocab]}, got {list(target.shape)}: {remedy}"
         )
     return batch, drafted, vocab
 
