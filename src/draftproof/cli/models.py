@@ -47,7 +47,7 @@ def _load_folder(folder: Path, option: str, dtype: str) -> Loaded:
         tokenizer = AutoTokenizer.from_pretrained(folder, **local)
     # Readers of configs, weights and tokenizers raise whatever a damaged file makes them stumble over.
     except Exception as error:
-        reason = str(error).strip() or type(error).__name__
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         fail(
             f"{option}: expected a folder that transformers can read as a causal language model with its tokenizer, "
             f"got {folder}: {reason.splitlines()[0].rstrip('.')}; save both there with save_pretrained"
