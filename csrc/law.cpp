@@ -96,7 +96,7 @@ int32_t Law::block_maxima() {
     for (int64_t b = 0; b < blocks; ++b) {
       const float* l = row_.load(b, buffer);
       maxima_[b] = maximum_of_block(l, nan);
-      held_[b] = holder_[b] < row_.width(b) ? l[holder_[b]] : -kInfinity;
+      held_[b] = l[holder_[b]];  // -inf beyond the row's end
     }
   } else {
     for (int64_t b = 0; b < blocks; ++b) maxima_[b] = maximum_of_block(row_.load(b, buffer), nan);
@@ -280,12 +280,15 @@ void Law::expand(const Stream& stream, int64_t b, const Rank& limit, Winner& bes
   for (int i = 0; i < kBlock / 4; ++i) counter[i] = static_cast<uint32_t>(b * (kBlock / 4) + i);
   philox_many(stream, counter, kBlock / 4, w[0], w[1], w[2], w[3]);
   const float least = least_[b];
+  // An exponential is at least its uniform, and the smallest word has the smallest: most blocks are ruled out before any
+  // logarithm. The holder has been seen.
+  uint32_t smallest = w[0][0];
+  for (int j = 0; j < 4; ++j)
+    for (int i = 0; i < kBlock / 4; ++i) smallest = w[j][i] < smallest ? w[j][i] : smallest;
+  const float reach = (best.key * (exp2_pinned(t_of(maxima_[b])) * kBlockSlack) - least) * kBlockSlack;
+  if (best.key < kInfinity && !(uniform(smallest) <= reach)) return;
   for (int i = 0; i < kBlock / 4; ++i)
     for (int j = 0; j < 4; ++j) word[4 * i + j] = w[j][i];
-  // An exponential is at least its uniform: most blocks are ruled out before any logarithm. The holder has been seen.
-  const float reach = (best.key * (exp2_pinned(t_of(maxima_[b])) * kBlockSlack) - least) * kBlockSlack;
-  for (int i = 0; i < kBlock; ++i) key[i] = uniform(word[i]);
-  if (best.key < kInfinity && !(minimum_of_block(key) <= reach)) return;
   for (int i = 0; i < kBlock; ++i) key[i] = least + exponential(word[i]);
   key[holder_[b]] = least;
   for (int i = 0; i < kBlock; ++i) key[i] = key[i] / exp2_pinned(exponent(l[i], maximum_, scale_));
