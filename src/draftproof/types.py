@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -55,10 +56,15 @@ class Filters(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """What a drafter proposes: ``tokens`` int64 ``[k]`` and raw ``logits`` float ``[k, V]``, None for a point mass."""
+    """What a drafter proposes: ``tokens`` int64 ``[k]`` and raw ``logits`` float ``[k, V]``, None for a point mass.
+
+    ``acceptance``, if known, has for each token an estimate of the probability that it is accepted, given that those
+    before it were.
+    """
 
     tokens: Array
     logits: Array | None
+    acceptance: Sequence[float] | None = None
 
 
 class SampleResult(NamedTuple):

@@ -1,6 +1,7 @@
 """The draft/verify loop around a target model."""
 
+from .draft_length import COSTS, DraftLength, FixedLength
 from .loop import Emitted, Generation, SpeculativeDecoder
 from .stats import Stats
 
-__all__ = ["Emitted", "Generation", "SpeculativeDecoder", "Stats"]
+__all__ = ["COSTS", "DraftLength", "Emitted", "FixedLength", "Generation", "SpeculativeDecoder", "Stats"]

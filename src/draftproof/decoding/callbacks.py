@@ -9,7 +9,7 @@ import numpy as np
 
 from .._arrays import is_torch, namespace
 from ..errors import DtypeError, ShapeError, ValueRangeError
-from ..types import Array
+from ..types import Array, Draft
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -50,10 +50,14 @@ def read_prompt(prompt: Any) -> tuple[Ids, Callable[[Ids], Any]]:
     return frozen(ids.astype(np.int64)), kind
 
 
-def read_draft(result: Any, width: int, source: str) -> Checked:
-    """Check what a drafter or ``draft_step`` returned."""
+def read_draft(result: Any, width: int, source: str) -> tuple[list[int], Array | None, Any]:
+    """Check what a drafter or ``draft_step`` returned: tokens, rows, and estimates of their acceptance if any."""
+    acceptance = None
     try:
-        tokens, rows = result
+        if isinstance(result, Draft):
+            tokens, rows, acceptance = result
+        else:
+            tokens, rows = result
     except (TypeError, ValueError):
         raise ShapeError(f"{source} must return a pair (tokens, rows or None), got {_describe(result)}") from None
     ids = np.asarray(tokens.tolist() if hasattr(tokens, "tolist") else tokens)
@@ -63,7 +67,9 @@ def read_draft(result: Any, width: int, source: str) -> Checked:
         raise DtypeError(f"{source} must return integer token ids, got {_describe(tokens)}")
     if rows is not None:
         rows = _matrix(rows, len(ids), source, "one a token, or None for a point mass")
-    return Checked(ids.tolist(), rows)
+    if acceptance is not None and len(acceptance) != len(ids):
+        raise ShapeError(f"{source} must return acceptance [{len(ids)}], one a token, got {_describe(acceptance)}")
+    return ids.tolist(), rows, acceptance
 
 
 def read_rows(rows: Any, drafted: int) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -12,6 +13,7 @@ from ..errors import ValueRangeError
 from ..sampling import random_seeds
 from ..types import Array, SamplingParams
 from .callbacks import frozen, read_prompt, read_rows
+from .draft_length import LengthPolicy, LengthState, draft_length
 from .drafting import DraftSource
 from .rules import Rule, Verifier
 from .stats import Stats
@@ -35,8 +37,9 @@ class SpeculativeDecoder:
         are deterministic given the prefix (argmax, n-gram): point masses.
     target_step : callable ``(prefix, proposed) -> rows [len(proposed) + 1, V]``
         The target's row after the prefix and after each proposed token; anything finite after an id it does not know.
-    k : int
-        Most tokens drafted in a round; 0 is plain decoding.
+    k : int, "auto", or a policy such as ``decoding.DraftLength``
+        Most tokens drafted in a round; 0 is plain decoding. "auto" chooses the width of each round by what it is
+        expected to gain, none included: ``DraftLength()``.
     greedy : bool
         Emit the most likely token each time.
     rule : {"greedy", "token", "block", "match"}, optional
@@ -90,7 +93,7 @@ class SpeculativeDecoder:
         draft_step: Callable[[Any, int], tuple[Any, Any]] | Drafter,
         target_step: Callable[[Any, Any], Array],
         *,
-        k: int = 4,
+        k: int | Literal["auto"] | LengthPolicy = 4,
         greedy: bool = True,
         rule: Rule | None = None,
         rows: Literal["logits", "probs"] = "logits",
@@ -104,7 +107,7 @@ class SpeculativeDecoder:
     ) -> None:
         self.draft_step: Any = draft_step
         self.target_step = target_step
-        self.k, self.seed = count("k", k), seed
+        self.k, self.seed, self.length = k, seed, draft_length(k)
         self.rule: Rule = rule or ("greedy" if greedy else "token" if getattr(draft_step, "has_q", True) else "match")
         params = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty)
         self.verifier = Verifier(self.rule, rows, params, eos_ids(eos))
@@ -139,7 +142,7 @@ class Generation:
     """One sequence: an iterator over its new tokens that survives exceptions.
 
     ``tokens`` are the new tokens of all finished rounds, in the prompt's kind, handed out or not; ``finished`` says
-    that there will be no more; ``seed`` and ``stats`` are its own.
+    that there will be no more; ``seed`` and ``stats`` are its own, and ``length`` is what its policy has learnt.
     """
 
     def __init__(self, decoder: SpeculativeDecoder, prompt_ids: Any, max_new: int) -> None:
@@ -151,11 +154,15 @@ class Generation:
         self._limit = self._prompt + count("max_new", max_new)
         self._drafted: list[bool] = []
         self._handed = 0
-        self._drafts = DraftSource(decoder.draft_step, self._kind)
+        self._drafts = DraftSource(decoder.draft_step, decoder.length, decoder.verifier, self._kind)
 
     @property
     def tokens(self) -> Any:
         return self._kind(self._ids[self._prompt :])
+
+    @property
+    def length(self) -> LengthState:
+        return self._drafts.length
 
     @property
     def finished(self) -> bool:
@@ -178,10 +185,9 @@ class Generation:
         return Emitted(int(self._ids[self._prompt + self._handed - 1]), self._drafted[self._handed - 1])
 
     def _round(self) -> None:
-        decoder, stats, context = self._decoder, self.stats, self._ids
+        decoder, stats, context, start = self._decoder, self.stats, self._ids, perf_counter()
         with stats.phase("draft"):
-            width = min(decoder.k, self._limit - len(context) - 1)
-            draft = self._drafts(context, width, decoder.verifier, self.seed)
+            draft = self._drafts(context, self._limit - len(context) - 1, self.seed)
         with stats.phase("target"):
             proposed = self._kind(np.array(draft.tokens, dtype=np.int64))
             rows = read_rows(decoder.target_step(self._kind(context), proposed), len(draft.tokens))
@@ -196,4 +202,5 @@ class Generation:
         self._ids = frozen(np.concatenate([context, np.array(emitted, dtype=np.int64)]))
         stats.record(len(draft.tokens), accepted, len(emitted))
         if not self.finished:
-            self._drafts.accept(accepted, next_token, rows[: len(emitted)])
+            rows = rows[: len(emitted)]
+            self._drafts.learn(len(draft.tokens), accepted, next_token, rows, perf_counter() - start)

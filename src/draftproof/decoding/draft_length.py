@@ -1,0 +1,257 @@
+"""How many tokens to draft: the width, zero included, that is expected to gain the most time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Literal, Protocol
+
+from ..errors import DtypeError, ValueRangeError
+from .stopping import count
+
+# Of all the time, what may go into probes that gain nothing.
+_PROBES = 0.01
+# How fast old rounds are forgotten: some 20 count.
+_MEMORY = 0.95
+
+
+class LengthState(Protocol):
+    """Decides for one sequence. Every round calls ``limit``, perhaps ``cut``, and ``record``."""
+
+    def limit(self, most: int) -> int:
+        """Return the width to ask of the drafter, at most ``most``. It depends on rounds that are over, on nothing
+        else, and is therefore safe under every rule.
+        """
+        ...
+
+    def cut(self, acceptance: Sequence[float]) -> int:
+        """Return how many of the drafted tokens to verify, given the chance of each after those before it.
+
+        Only for point masses, and for any draft under rules greedy and match: see `DraftLength`.
+        """
+        ...
+
+    def record(self, width: int, accepted: int, seconds: float) -> None:
+        """Learn from a round that verified ``width`` tokens and took ``seconds`` in all."""
+        ...
+
+
+class LengthPolicy(Protocol):
+    """What ``k`` may be: makes a state for each sequence."""
+
+    def start(self, drafter: Any, rule: str) -> LengthState:
+        """Return the state for a new sequence with this drafter (or ``draft_step``) and rule."""
+        ...
+
+
+class FixedLength:
+    """The same width every round: what an int ``k`` stands for."""
+
+    def __init__(self, k: int) -> None:
+        self.k = count("k", k)
+
+    def start(self, drafter: Any, rule: str) -> FixedLength:
+        """Return itself: there is nothing to learn."""
+        return self
+
+    def limit(self, most: int) -> int:
+        return min(self.k, most)
+
+    def cut(self, acceptance: Sequence[float]) -> int:
+        return len(acceptance)
+
+    def record(self, width: int, accepted: int, seconds: float) -> None:
+        pass
+
+
+def interpolate(knots: dict[int, float]) -> tuple[float, ...]:
+    """Return a cost table for all widths from 0 to the largest knot, straight between the knots.
+
+    Examples
+    --------
+    >>> interpolate({0: 1.0, 2: 1.5, 3: 2.0})
+    (1.0, 1.25, 1.5, 2.0)
+    """
+    between = [
+        low + (high - low) * i / (end - start)
+        for (start, low), (end, high) in pairwise(sorted(knots.items()))
+        for i in range(end - start)
+    ]
+    return (*between, knots[max(knots)])
+
+
+COSTS = {
+    "float32": interpolate({0: 1, 1: 1.06, 3: 1.52, 5: 1.69, 7: 2.03, 11: 2.4, 15: 2.6, 31: 4.0}),
+    "bfloat16": interpolate({0: 1, 1: 1.1, 3: 1.13, 7: 1.14, 15: 1.18, 31: 1.4}),
+}
+"""What a forward on 1 + w tokens costs, in forwards on one token, by dtype: SmolLM2-135M on one CPU core with AMX."""
+
+
+class DraftLength:
+    """Chooses the width that maximises expected tokens per time; what ``k="auto"`` stands for.
+
+    A width w is worth the tokens it is expected to add, ``a_1 + a_1 a_2 + ...`` up to w, less what its forward costs
+    beyond that of one token, at the current rate of tokens per cost (Dinkelbach's method for a ratio). The chances a_i
+    are those that come with a draft (``Draft.acceptance``), else the shares accepted so far at each position. Where
+    no width is worth its cost nothing is drafted, except for a rare probe of one token; all probes together cost
+    at most 1 % of the time. Drafters that estimate need no probes: they see without verification how they would
+    have fared.
+
+    Parameters
+    ----------
+    costs : sequence of float
+        The cost of a round with w drafts at index w, in any unit; its length sets the largest width. ``COSTS`` has
+        measured tables by dtype, `interpolate` makes one from a few measurements.
+    measure : bool
+        Refine ``costs`` by the time that rounds take, under rules greedy and match only. False: decisions are the same
+        in every run, which matters for models whose rows depend on the width of the forward (bfloat16).
+
+    Raises
+    ------
+    ValueRangeError, DtypeError
+        ``costs`` is empty or holds anything but positive finite numbers.
+
+    Notes
+    -----
+    Exactness: the output under greedy and match does not depend on widths, given equal rows. Under token and block it
+    does, so there the decisions look at no clock: the same seed gives the same tokens. Their law is the target's as
+    long as a width never depends on tokens that it drops (a stopping time): ``limit`` decides before anything is drawn.
+    ``cut`` sees the draft, so the loop calls it under these rules for point masses only, whose tokens are
+    no draws but functions of what was there before.
+
+    Examples
+    --------
+    >>> state = DraftLength(costs=[1, 1.1, 1.2, 2.2]).start(None, "greedy")
+    >>> state.cut([0.9, 0.8, 0.8]), state.cut([0.9, 0.1]), state.cut([0.05, 0.9])
+    (2, 1, 0)
+    """
+
+    def __init__(self, costs: Sequence[float] = COSTS["float32"], *, measure: bool = True) -> None:
+        try:
+            table = [float(cost) for cost in costs]
+        except (TypeError, ValueError):
+            raise DtypeError(f"costs must be numbers, one a width from 0 on, got {costs!r}") from None
+        if not table or not all(0 < cost < float("inf") for cost in table):
+            raise ValueRangeError(f"costs must be positive and finite, one a width from 0 on, got {costs!r}")
+        self.costs = tuple(cost / table[0] for cost in table)
+        self.measure = measure
+
+    def start(self, drafter: Any, rule: str) -> AdaptiveLength:
+        """Return the state for a new sequence."""
+        cost, estimates = getattr(drafter, "cost", 0.0), getattr(drafter, "estimates", False)
+        costs = [c + cost * width for width, c in enumerate(self.costs)]
+        return AdaptiveLength(costs, estimates=estimates, measure=self.measure and rule in ("greedy", "match"))
+
+
+class AdaptiveLength:
+    """Decides for one sequence. ``costs``, in rounds without drafts, are those it reckons with now."""
+
+    def __init__(self, costs: list[float], *, estimates: bool, measure: bool) -> None:
+        self._clock = _Clock(costs) if measure else None
+        self.costs = costs
+        self._estimates = estimates
+        self._shares = _Shares(len(costs) - 1)
+        # Decayed sums; their quotient is the rate.
+        self._tokens = self._spent = 1.0
+        self._elapsed = self._probed = 0.0
+
+    def limit(self, most: int) -> int:
+        most = min(most, len(self.costs) - 1)
+        if self._estimates or most == 0:
+            return most
+        width = self.cut(self._shares.rates(most))
+        extra = self.costs[1] - 1
+        if width == 0 and self._probed + extra <= _PROBES * self._elapsed:
+            self._probed += extra
+            return 1
+        return width
+
+    def cut(self, acceptance: Sequence[float]) -> int:
+        # Never below the rate of plain decoding, which is always to be had.
+        rate = max(1.0, self._tokens / self._spent)
+        width, best, reached, expected = 0, 0.0, 1.0, 0.0
+        for i, chance in enumerate(acceptance, 1):
+            reached *= chance
+            expected += reached
+            worth = expected - rate * (self.costs[i] - 1)
+            if worth > best:
+                width, best = i, worth
+        return width
+
+    def record(self, width: int, accepted: int, seconds: float) -> None:
+        cost = self.costs[width]
+        self._tokens = _MEMORY * self._tokens + accepted + 1
+        self._spent = _MEMORY * self._spent + cost
+        self._elapsed += cost
+        self._shares.record(width, accepted)
+        if self._clock:
+            self._clock.record(width, seconds)
+
+
+class _Shares:
+    """How often the draft at each position was accepted when those before it were."""
+
+    def __init__(self, most: int) -> None:
+        self._tested = [0.0] * most
+        self._accepted = [0.0] * most
+
+    def record(self, width: int, accepted: int) -> None:
+        for i in range(min(width, accepted + 1)):
+            self._tested[i] = _MEMORY * self._tested[i] + 1
+            self._accepted[i] = _MEMORY * self._accepted[i] + (i < accepted)
+
+    def rates(self, width: int) -> list[float]:
+        """Estimates, each drawn to the one before it by the weight of one round; 0.6 before there is any."""
+        rates, rate = [], 0.6
+        for tested, accepted in zip(self._tested[:width], self._accepted[:width], strict=True):
+            rate = (accepted + rate) / (tested + 1)
+            rates.append(rate)
+        return rates
+
+
+class _Clock:
+    """Moves a cost table towards the times measured, in place.
+
+    A step follows a measurement only so far, so that a round that was interrupted does no lasting harm.
+    """
+
+    def __init__(self, costs: list[float]) -> None:
+        self._costs = costs
+        self._first = tuple(costs)
+        self._unit = 0.0
+        self._rounds = 0
+
+    def record(self, width: int, seconds: float) -> None:
+        self._rounds += 1
+        if self._rounds == 1:
+            # The first round computes the prompt.
+            return
+        costs = self._costs
+        self._unit = self._unit or seconds / costs[width]
+        excess = max(-0.5, min(0.5, seconds / self._unit / costs[width] - 1))
+        # Interleaved: the time of a round without drafts, and what others cost in relation to it.
+        self._unit *= 1 + excess * max(0.1 if width == 0 else 0.02, 1 / self._rounds)
+        for i in range(1, len(costs)):
+            step = 0.02 * (self._first[i] - costs[i])
+            if width > 0:
+                near = max(0.0, 1 - 2 * abs(i - width) / (i + width))
+                step += 0.25 * near * excess * costs[width]
+            costs[i] = max(1.0, costs[i] + step)
+
+
+def draft_length(k: int | Literal["auto"] | LengthPolicy) -> LengthPolicy:
+    """Return the policy that ``k`` stands for.
+
+    Raises
+    ------
+    DtypeError, ValueRangeError
+        ``k`` is no int, "auto" or policy, or is below 0.
+    """
+    if not isinstance(k, int | str) and callable(getattr(k, "start", None)):
+        return k
+    if k == "auto":
+        return DraftLength()
+    try:
+        return FixedLength(k)  # type: ignore[arg-type]
+    except DtypeError as error:
+        raise DtypeError(f"{error}: pass a number of tokens, 'auto' or a policy such as DraftLength()") from None
