@@ -12,7 +12,7 @@ from ..drafters.base import Drafter
 from ..errors import ValueRangeError
 from ..sampling import random_seeds
 from ..types import Array, SamplingParams
-from .callbacks import frozen, read_prompt, read_rows
+from .callbacks import Checked, frozen, read_prompt, read_rows
 from .draft_length import LengthPolicy, LengthState, draft_length
 from .drafting import DraftSource
 from .rules import Rule, Verifier
@@ -184,18 +184,23 @@ class Generation:
         self._handed += 1
         return Emitted(int(self._ids[self._prompt + self._handed - 1]), self._drafted[self._handed - 1])
 
-    def _round(self) -> None:
-        decoder, stats, context, start = self._decoder, self.stats, self._ids, perf_counter()
-        with stats.phase("draft"):
-            draft = self._drafts(context, self._limit - len(context) - 1, self.seed)
-        with stats.phase("target"):
-            proposed = self._kind(np.array(draft.tokens, dtype=np.int64))
-            rows = read_rows(decoder.target_step(self._kind(context), proposed), len(draft.tokens))
-            stats.target_forwards += 1
+    def propose(self, room: int | None = None) -> Checked:
+        """Begin a round: return its draft, of at most ``room`` tokens. ``settle`` ends the round.
+
+        Whoever runs a target over many sequences at once calls these two instead of iterating.
+        """
+        self._begun = perf_counter()
+        most = self._limit - len(self._ids) - 1
+        with self.stats.phase("draft"):
+            return self._drafts(self._ids, most if room is None else min(most, room), self.seed)
+
+    def settle(self, draft: Checked, rows: Array) -> None:
+        """Verify the draft by the target's ``rows`` ``[len(draft.tokens) + 1, V]`` and take over what is emitted."""
+        verifier, stats, context = self._decoder.verifier, self.stats, self._ids
         with stats.phase("verify"):
-            accepted, next_token, _ = decoder.verifier(rows, draft, context, self.seed).packed()[0].tolist()
+            accepted, next_token, _ = verifier(rows, draft, context, self.seed).packed()[0].tolist()
         emitted = draft.tokens[:accepted]
-        if not emitted or emitted[-1] not in decoder.verifier.eos:
+        if not emitted or emitted[-1] not in verifier.eos:
             emitted.append(next_token)
         self._drafted[len(context) - self._prompt :] = [i < accepted for i in range(len(emitted))]
         # This one assignment ends the round: an interrupt before it repeats the round.
@@ -203,4 +208,19 @@ class Generation:
         stats.record(len(draft.tokens), accepted, len(emitted))
         if not self.finished:
             rows = rows[: len(emitted)]
-            self._drafts.learn(len(draft.tokens), accepted, next_token, rows, perf_counter() - start)
+            self._drafts.learn(len(draft.tokens), accepted, next_token, rows, perf_counter() - self._begun)
+
+    def end_at(self, count: int) -> None:
+        """Let the sequence have ``count`` new tokens, fewer than planned; those it has beyond are taken back."""
+        self._limit = self._prompt + count
+        self.stats.tokens -= max(0, len(self._ids) - self._limit)
+        self._ids = self._ids[: self._limit]
+        del self._drafted[count:]
+
+    def _round(self) -> None:
+        draft = self.propose()
+        with self.stats.phase("target"):
+            proposed = self._kind(np.array(draft.tokens, dtype=np.int64))
+            rows = read_rows(self._decoder.target_step(self._kind(self._ids), proposed), len(draft.tokens))
+            self.stats.target_forwards += 1
+        self.settle(draft, rows)
