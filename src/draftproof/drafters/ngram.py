@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
-
-import numpy as np
+from collections.abc import Iterator
+from itertools import cycle
 
 from ..errors import ValueRangeError
-from ..types import Array, Draft, SamplingParams
 from .base import Noise
+from .tables import FIRST, TableState, length_class
 
 
 class NgramDrafter:
@@ -19,7 +18,7 @@ class NgramDrafter:
     match of ``min_ngram`` tokens nothing is drafted, so text that does not repeat costs plain decoding. A match that
     reaches the end of the sequence goes on into its own copy: a loop is drafted to the full width.
 
-    The drafts are deterministic: point masses, without logits.
+    The drafts are deterministic: point masses, without logits. Their chances are learnt by the length of the match.
 
     Parameters
     ----------
@@ -47,6 +46,7 @@ class NgramDrafter:
 
     has_q = False
     noise: Noise = None
+    estimates = True
 
     def __init__(self, max_ngram: int = 8, min_ngram: int = 2, capacity: int = 1 << 16) -> None:
         least = {"min_ngram": 1, "max_ngram": min_ngram, "capacity": 1}
@@ -61,44 +61,36 @@ class NgramDrafter:
         return NgramState(self.sizes, self.capacity)
 
 
-class NgramState:
+class NgramState(TableState):
     """The n-grams of one sequence, each with the position after its last occurrence."""
 
+    # As wide as asked.
+    least = 0.0
+
     def __init__(self, sizes: range, capacity: int) -> None:
+        super().__init__(FIRST)
         self._capacity = capacity
-        self._tokens: list[int] = []
+        self._text: list[int] = []
         self._after: dict[int, OrderedDict[tuple[int, ...], int]] = {n: OrderedDict() for n in sizes}
 
-    def propose(self, context: Any, width: int, *, params: SamplingParams, seed: int, offset: int) -> Draft:
-        """Return the ``width`` tokens that followed the best match, or none."""
-        self._extend(context[len(self._tokens) :].tolist())
-        match = self._match()
-        copied = self._tokens[match : match + width] if match is not None else []
-        # A match that ends near the end of the sequence repeats with this period.
-        period = len(copied)
-        while 0 < len(copied) < width:
-            copied.append(copied[len(copied) - period])
-        return Draft(np.array(copied, dtype=np.int64), None)
-
-    def accept(self, num_accepted: int, next_token: int, target_logits: Array) -> None:
-        """Do nothing: the next context tells."""
-
-    def _extend(self, new: list[int]) -> None:
-        for token in new:
-            end = len(self._tokens)
-            # Indexed once a token follows, so that the last n-gram never finds itself.
+    def read(self, tokens: list[int]) -> None:
+        """Index the n-grams that now have a token after them."""
+        for token in tokens:
+            end = len(self._text)
+            # Not the last one, which would find itself.
             for n, after in self._after.items():
                 if n <= end:
-                    gram = tuple(self._tokens[end - n : end])
+                    gram = tuple(self._text[end - n : end])
                     after[gram] = end
                     after.move_to_end(gram)
                     if len(after) > self._capacity:
                         after.popitem(last=False)
-            self._tokens.append(token)
+            self._text.append(token)
 
-    def _match(self) -> int | None:
+    def guess(self) -> Iterator[tuple[int, int]]:
+        """Yield what followed the best match; one near the end of the sequence repeats with its period."""
         for n, after in self._after.items():
-            position = after.get(tuple(self._tokens[-n:]))
-            if position is not None:
-                return position
-        return None
+            start = after.get(tuple(self._text[-n:]))
+            if start is not None:
+                for i, at in enumerate(cycle(range(start, len(self._text)))):
+                    yield self._text[at], length_class(n + i)

@@ -1,0 +1,117 @@
+"""Draft by continuing the sequence as earlier texts went on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..errors import ValueRangeError
+from .automaton import SuffixAutomaton
+from .base import Noise
+from .tables import FIRST, TableState, length_class
+
+_SEPARATOR = -1
+
+
+class CorpusDrafter:
+    """Proposes what followed most often, in a corpus, the longest suffix of the sequence that occurs there.
+
+    The corpus is whatever the sequences to come will resemble: earlier outputs, documents, code. The chance of a
+    drafted token is learnt by the length of the match behind it and by its share of what followed there. All
+    sequences share the corpus; `add` extends it between them or while they run.
+
+    The drafts are deterministic given the corpus: point masses, without logits.
+
+    Parameters
+    ----------
+    texts : iterable of sequences of int
+        Token ids, at least 0.
+    depth : int
+        Longest match that is told apart from longer ones, at least 2.
+
+    Raises
+    ------
+    ValueRangeError
+        An id is below 0, or ``depth`` below 2.
+
+    Notes
+    -----
+    A suffix automaton with counts, as SuffixDecoding's tree (Oliaro et al. 2024, arXiv 2411.04975). Reading a token
+    costs O(matched length), guessing one O(1) once its candidates were compared. Memory: below 600 bytes a token.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from draftproof import SamplingParams
+    >>> from draftproof.drafters import CorpusDrafter
+    >>> state = CorpusDrafter([[1, 2, 3], [1, 2, 4], [1, 2, 4, 5]]).start()
+    >>> state.propose(np.array([9, 1, 2]), 4, params=SamplingParams(), seed=0, offset=3).tokens
+    array([4, 5])
+    """
+
+    has_q = False
+    noise: Noise = None
+    estimates = True
+
+    def __init__(self, texts: Iterable[Any], depth: int = 32) -> None:
+        if depth < 2:
+            raise ValueRangeError(f"depth must be at least 2, got {depth}")
+        self.automaton = SuffixAutomaton(depth)
+        self._likeliest: dict[int, tuple[int, int]] = {}
+        for text in texts:
+            self.add(text)
+
+    def add(self, text: Any) -> None:
+        """Add a text, token ids, to the corpus."""
+        ids = np.asarray(text, dtype=np.int64)
+        if (ids < 0).any():
+            raise ValueRangeError(f"texts must hold token ids of at least 0, got {ids.min()}: remove padding")
+        for token in (*ids.tolist(), _SEPARATOR):
+            self.automaton.append(token)
+        self._likeliest.clear()
+
+    def likeliest(self, state: int) -> tuple[int, int]:
+        """Return the token that followed most often, the more recent of equals, and how it compares: 0 only one
+        occurrence is known, 1 always this, 2 mostly, 3 less.
+        """
+        if state not in self._likeliest:
+            counts, ends, following = self.automaton.counts, self.automaton.ends, self.automaton.next[state]
+            token = max(following, key=lambda t: (counts[following[t]], ends[following[t]]))
+            total, same = sum(counts[s] for s in following.values()), counts[following[token]]
+            share = 0 if total == 1 else 1 if same == total else 2 if 2 * same >= total else 3
+            self._likeliest[state] = token, share
+        return self._likeliest[state]
+
+    def start(self) -> CorpusState:
+        """Return the state for a new sequence."""
+        return CorpusState(self)
+
+
+class CorpusState(TableState):
+    """Where in the corpus one sequence stands."""
+
+    def __init__(self, drafter: CorpusDrafter) -> None:
+        super().__init__([score + shift for shift in (0.0, 0.5, -0.5, -1.0) for score in FIRST])
+        self._drafter = drafter
+        self._state = self._matched = 0
+
+    def read(self, tokens: list[int]) -> None:
+        """Follow the tokens."""
+        automaton = self._drafter.automaton
+        state, matched = automaton.settle(self._state, self._matched), self._matched
+        for token in tokens:
+            state, matched = automaton.advance(state, matched, token)
+        self._state, self._matched = state, matched
+
+    def guess(self) -> Iterator[tuple[int, int]]:
+        """Yield what followed most often."""
+        automaton = self._drafter.automaton
+        state, matched = automaton.settle(self._state, self._matched), self._matched
+        while matched > 0:
+            token, share = self._drafter.likeliest(state)
+            if token == _SEPARATOR:
+                return
+            yield token, len(FIRST) * share + length_class(matched)
+            state, matched = automaton.advance(state, matched, token)

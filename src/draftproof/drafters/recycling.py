@@ -1,0 +1,151 @@
+"""Draft from the target's own candidates (Token Recycling, Luo et al. 2024, arXiv 2408.08696), as a chain."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import numpy as np
+
+from .._arrays import is_torch
+from ..errors import ValueRangeError
+from ..types import Array
+from .base import Noise
+from .tables import TableState
+
+# Rows looked at after a round, the last ones: where the target had its say and the draft did not.
+_ROWS = 2
+# What older candidates count for when there are new ones.
+_KEPT = 0.5
+_SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)
+
+Key = int | tuple[int, int]
+
+
+class RecyclingDrafter:
+    """Drafts what the target found most likely when it last stood after the same two tokens, or the same one.
+
+    After each round the most likely tokens of the target's last rows go into a table, with weights that fall with their
+    distance from the maximum; older ones fade. A draft follows the heaviest candidates from token to token. Its chance
+    is learnt by the share that a candidate has of the weight in its entry.
+
+    The drafts are deterministic: point masses, without logits.
+
+    Parameters
+    ----------
+    candidates : int
+        Kept for each entry, at least 1.
+    capacity : int
+        Entries kept, at least 1; the one updated longest ago is forgotten first.
+
+    Raises
+    ------
+    ValueRangeError
+        ``candidates`` or ``capacity`` is below 1.
+
+    Notes
+    -----
+    Memory: below 900 bytes an entry of 8 candidates, 8 MB at the default capacity.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from draftproof import SamplingParams
+    >>> from draftproof.drafters import RecyclingDrafter
+    >>> state, options = RecyclingDrafter().start(), {"params": SamplingParams(), "seed": 0}
+    >>> len(state.propose(np.array([4, 2]), 1, **options, offset=2).tokens)
+    0
+    >>> state.accept(0, 2, np.array([[0, 1, 7, 2, 6]], dtype=np.float32))  # after 4, 2
+    >>> state.propose(np.array([4, 2, 2]), 1, **options, offset=3).tokens
+    array([2])
+    """
+
+    has_q = False
+    noise: Noise = None
+    estimates = True
+
+    def __init__(self, candidates: int = 8, capacity: int = 1 << 13) -> None:
+        for name, value in (("candidates", candidates), ("capacity", capacity)):
+            if value < 1:
+                raise ValueRangeError(f"{name} must be at least 1, got {value}")
+        self.candidates = candidates
+        self.capacity = capacity
+
+    def start(self) -> RecyclingState:
+        """Return the state for a new sequence."""
+        return RecyclingState(self.candidates, self.capacity)
+
+
+class RecyclingState(TableState):
+    """What the target has said in one sequence."""
+
+    def __init__(self, candidates: int, capacity: int) -> None:
+        super().__init__([score + shift for shift in (-0.5, 0.0) for score in (-2.5, -2.0, -1.5, -1.0, -0.5, 0.0)])
+        self._candidates = candidates
+        self._capacity = capacity
+        self._table: OrderedDict[Key, dict[int, float]] = OrderedDict()
+        self._end = [-1, -1]
+        # Candidates by how many tokens after what was read they stand; these tokens come with the next context.
+        self._heard: list[tuple[int, dict[int, float]]] = []
+        self._unread = 0
+
+    def accept(self, num_accepted: int, next_token: int, target_logits: Array) -> None:
+        """Note the candidates of the last rows."""
+        rows = len(target_logits)
+        for i in range(max(0, rows - _ROWS), rows):
+            self._heard.append((self._unread + i, most_likely(target_logits[i], self._candidates)))
+        self._heard = self._heard[-_ROWS:]
+        self._unread += rows
+
+    def read(self, tokens: list[int]) -> None:
+        """Enter the candidates under the tokens before them."""
+        ids = self._end + tokens
+        for after, candidates in self._heard:
+            if after < len(tokens):
+                for key in (ids[after + 1], (ids[after], ids[after + 1])):
+                    self._enter(key, candidates)
+        self._heard, self._unread, self._end = [], 0, ids[-2:]
+
+    def _enter(self, key: Key, candidates: dict[int, float]) -> None:
+        weights = {token: _KEPT * weight for token, weight in self._table.pop(key, {}).items()}
+        for token, weight in candidates.items():
+            weights[token] = weights.get(token, 0.0) + weight
+        heaviest = sorted(weights.items(), key=lambda item: -item[1])[: self._candidates]
+        self._table[key] = dict(heaviest)
+        if len(self._table) > self._capacity:
+            self._table.popitem(last=False)
+
+    def guess(self) -> Iterator[tuple[int, int]]:
+        """Yield the heaviest candidate after the last tokens, and so on."""
+        before, last = self._end
+        while True:
+            weights = self._table.get((before, last))
+            exact = weights is not None
+            weights = weights or self._table.get(last)
+            if not weights:
+                return
+            # The heaviest stands first.
+            token, weight = next(iter(weights.items()))
+            share = weight / sum(weights.values())
+            yield token, (len(_SHARES) + 1) * exact + sum(share > border for border in _SHARES)
+            before, last = last, token
+
+
+def most_likely(row: Array, count: int) -> dict[int, float]:
+    """Return the ``count`` most likely tokens of logits ``[V]``, heaviest first: 1, and half for each ln 2 below."""
+    count = min(count, len(row))
+    if is_torch(row):
+        values, ids = (part.tolist() for part in row.topk(count))
+    else:
+        # The maxima of blocks leave few places to look.
+        blocks = row[: len(row) // 64 * 64].reshape(-1, 64)
+        best = np.argpartition(blocks.max(axis=1), -count)[-count:] if len(blocks) > count else np.arange(len(blocks))
+        places = np.concatenate([(best[:, None] * 64 + np.arange(64)).ravel(), np.arange(blocks.size, len(row))])
+        places = places[np.argsort(row[places])[: -count - 1 : -1]]
+        values, ids = row[places].tolist(), places.tolist()
+    return {
+        token: math.ldexp(1.0, -round((values[0] - value) / math.log(2)))
+        for token, value in zip(ids, values, strict=True)
+        if values[0] - value < 40
+    }

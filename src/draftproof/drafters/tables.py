@@ -1,0 +1,78 @@
+"""What drafters that guess from a table have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..types import Array, Draft, SamplingParams
+from .chances import Chances
+
+
+class TableState(ABC):
+    """Guesses from what was read, and learns how good its guesses are, verified or not.
+
+    Each context shows how the guess before it fared or would have fared. So a state learns by looking on, in rounds
+    without a draft too, and so do the members of a mix whose guess was not taken.
+
+    Parameters
+    ----------
+    first : sequence of float
+        The score of each kind of guess before any test, as in `Chances`.
+    """
+
+    # A guess ends where it is not even this likely that all of it is accepted.
+    least: ClassVar[float] = 0.01
+
+    def __init__(self, first: Sequence[float]) -> None:
+        self._chances = Chances(first)
+        self._known = 0
+        self._guessed: list[int] = []
+        self._kinds: list[int] = []
+
+    @abstractmethod
+    def read(self, tokens: list[int]) -> None:
+        """Take in the tokens that are new in the sequence."""
+
+    @abstractmethod
+    def guess(self) -> Iterator[tuple[int, int]]:
+        """Yield the tokens that may follow, each with the kind of guess it is."""
+
+    def propose(self, context: Any, width: int, *, params: SamplingParams, seed: int, offset: int) -> Draft:
+        """Return the guess with its chances."""
+        new = context[self._known :].tolist()
+        if new:
+            self._chances.learn(self._kinds, self._guessed, new)
+            self._known += len(new)
+            self.read(new)
+        self._guessed, self._kinds = [], []
+        chances: list[float] = []
+        known: dict[int, float] = {}
+        reached = 1.0
+        for token, kind in islice(self.guess(), width):
+            if kind not in known:
+                known[kind] = self._chances(kind)
+            reached *= known[kind]
+            if reached < self.least:
+                break
+            self._guessed.append(token)
+            self._kinds.append(kind)
+            chances.append(known[kind])
+        return Draft(np.array(self._guessed, dtype=np.int64), None, chances)
+
+    def accept(self, num_accepted: int, next_token: int, target_logits: Array) -> None:  # noqa: B027
+        """Do nothing: the next context tells."""
+
+
+def length_class(matched: int) -> int:
+    """Return the class of a match length, from 0 to 7: 1, 2, 3, 4 to 5, to 8, to 12, to 20, above."""
+    return _CLASSES[min(matched, len(_CLASSES) - 1)]
+
+
+_CLASSES = [sum(m > border for border in (1, 2, 3, 5, 8, 12, 20)) for m in range(22)]
+FIRST = (-1.2, -0.2, 0.4, 0.8, 1.2, 1.6, 2.0, 2.5)
+"""Scores of these classes before any test."""
