@@ -81,8 +81,12 @@ def interpolate(knots: dict[int, float]) -> tuple[float, ...]:
 
 
 COSTS = {
-    "float32": interpolate({0: 1, 1: 1.06, 3: 1.52, 5: 1.69, 7: 2.03, 11: 2.4, 15: 2.6, 31: 4.0}),
-    "bfloat16": interpolate({0: 1, 1: 1.1, 3: 1.13, 7: 1.14, 15: 1.18, 31: 1.4}),
+    "float32": interpolate(
+        {0: 1, 1: 1.45, 3: 1.46, 5: 1.7, 7: 1.85, 11: 2.05, 15: 2.25, 23: 2.7, 31: 3.1, 47: 4.1, 63: 4.9}
+    ),
+    "bfloat16": interpolate(
+        {0: 1, 1: 1.05, 3: 1.12, 7: 1.2, 11: 1.35, 15: 1.46, 23: 1.65, 31: 1.82, 47: 2.44, 63: 2.85}
+    ),
 }
 """What a forward on 1 + w tokens costs, in forwards on one token, by dtype: SmolLM2-135M on one CPU core with AMX."""
 
@@ -170,10 +174,10 @@ class AdaptiveLength:
         # Never below the rate of plain decoding, which is always to be had.
         rate = max(1.0, self._tokens / self._spent)
         width, best, reached, expected = 0, 0.0, 1.0, 0.0
-        for i, chance in enumerate(acceptance, 1):
+        for i, (chance, cost) in enumerate(zip(acceptance, self.costs[1:], strict=False), 1):
             reached *= chance
             expected += reached
-            worth = expected - rate * (self.costs[i] - 1)
+            worth = expected - rate * (cost - 1)
             if worth > best:
                 width, best = i, worth
         return width
@@ -229,13 +233,16 @@ class _Clock:
         costs = self._costs
         self._unit = self._unit or seconds / costs[width]
         excess = max(-0.5, min(0.5, seconds / self._unit / costs[width] - 1))
-        # Interleaved: the time of a round without drafts, and what others cost in relation to it.
+        # The time of a round without drafts; below, what others cost in relation to it.
         self._unit *= 1 + excess * max(0.1 if width == 0 else 0.02, 1 / self._rounds)
+        error = excess * costs[width]
         for i in range(1, len(costs)):
-            step = 0.02 * (self._first[i] - costs[i])
+            step = 0.01 * (self._first[i] - costs[i])
             if width > 0:
+                # Neighbours follow the measurement, the others in proportion.
                 near = max(0.0, 1 - 2 * abs(i - width) / (i + width))
-                step += 0.25 * near * excess * costs[width]
+                ratio = min(2.0, (costs[i] - 0.95) / (costs[width] - 0.95))
+                step += error * (0.25 * near + 0.2 * (1 - near) * ratio)
             costs[i] = max(1.0, costs[i] + step)
 
 

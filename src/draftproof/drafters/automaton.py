@@ -48,15 +48,6 @@ class SuffixAutomaton:
         matched = min(matched + 1, self.depth)
         return self.settle(self.next[state][token], matched), matched
 
-    def find(self, tokens: list[int]) -> int:
-        """Return the state of a substring, 0 if it does not occur."""
-        state = 0
-        for token in tokens:
-            state = self.next[state].get(token, 0)
-            if state == 0:
-                return 0
-        return state
-
     def settle(self, state: int, matched: int) -> int:
         """Return the state of a substring that ended in ``state`` before the text grew."""
         while self.lengths[self.links[state]] >= matched > 0:

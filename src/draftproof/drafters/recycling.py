@@ -14,8 +14,6 @@ from ..types import Array
 from .base import Noise
 from .tables import TableState
 
-# Rows looked at after a round, the last ones: where the target had its say and the draft did not.
-_ROWS = 2
 # What older candidates count for when there are new ones.
 _KEPT = 0.5
 _SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)
@@ -26,7 +24,7 @@ Key = int | tuple[int, int]
 class RecyclingDrafter:
     """Drafts what the target found most likely when it last stood after the same two tokens, or the same one.
 
-    After each round the most likely tokens of the target's last rows go into a table, with weights that fall with their
+    After each round the most likely tokens of the target's last row go into a table, with weights that fall with their
     distance from the maximum; older ones fade. A draft follows the heaviest candidates from token to token. Its chance
     is learnt by the share that a candidate has of the weight in its entry.
 
@@ -86,26 +84,23 @@ class RecyclingState(TableState):
         self._capacity = capacity
         self._table: OrderedDict[Key, dict[int, float]] = OrderedDict()
         self._end = [-1, -1]
-        # Candidates by how many tokens after what was read they stand; these tokens come with the next context.
-        self._heard: list[tuple[int, dict[int, float]]] = []
-        self._unread = 0
+        # Candidates for the last token of a round, and its place among the tokens that come with the next context.
+        self._heard: dict[int, float] = {}
+        self._emitted = 0
 
     def accept(self, num_accepted: int, next_token: int, target_logits: Array) -> None:
-        """Note the candidates of the last rows."""
-        rows = len(target_logits)
-        for i in range(max(0, rows - _ROWS), rows):
-            self._heard.append((self._unread + i, most_likely(target_logits[i], self._candidates)))
-        self._heard = self._heard[-_ROWS:]
-        self._unread += rows
+        """Note the candidates of the last row, where the target had its say and the draft did not."""
+        self._emitted += len(target_logits)
+        self._heard = most_likely(target_logits[-1], self._candidates)
 
     def read(self, tokens: list[int]) -> None:
         """Enter the candidates under the tokens before them."""
         ids = self._end + tokens
-        for after, candidates in self._heard:
-            if after < len(tokens):
-                for key in (ids[after + 1], (ids[after], ids[after + 1])):
-                    self._enter(key, candidates)
-        self._heard, self._unread, self._end = [], 0, ids[-2:]
+        if 0 < self._emitted <= len(tokens):
+            before, last = ids[self._emitted - 1 : self._emitted + 1]
+            self._enter(last, self._heard)
+            self._enter((before, last), self._heard)
+        self._emitted, self._end = 0, ids[-2:]
 
     def _enter(self, key: Key, candidates: dict[int, float]) -> None:
         weights = {token: _KEPT * weight for token, weight in self._table.pop(key, {}).items()}
@@ -135,13 +130,15 @@ class RecyclingState(TableState):
 def most_likely(row: Array, count: int) -> dict[int, float]:
     """Return the ``count`` most likely tokens of logits ``[V]``, heaviest first: 1, and half for each ln 2 below."""
     count = min(count, len(row))
-    if is_torch(row):
+    if is_torch(row) and (row.device.type != "cpu" or row.dtype.itemsize < 4):
         values, ids = (part.tolist() for part in row.topk(count))
     else:
-        # The maxima of blocks leave few places to look.
-        blocks = row[: len(row) // 64 * 64].reshape(-1, 64)
-        best = np.argpartition(blocks.max(axis=1), -count)[-count:] if len(blocks) > count else np.arange(len(blocks))
-        places = np.concatenate([(best[:, None] * 64 + np.arange(64)).ravel(), np.arange(blocks.size, len(row))])
+        row = np.asarray(row)
+        # The largest maxima of 64 strided places each leave few places to look.
+        strides = len(row) // 64
+        maxima = row[: strides * 64].reshape(64, strides).max(axis=0)
+        best = np.argpartition(maxima, -count)[-count:] if strides > count else np.arange(strides)
+        places = np.concatenate([(best + strides * np.arange(64)[:, None]).ravel(), np.arange(strides * 64, len(row))])
         places = places[np.argsort(row[places])[: -count - 1 : -1]]
         values, ids = row[places].tolist(), places.tolist()
     return {

@@ -16,7 +16,7 @@ class SuffixDrafter:
 
     Other than `NgramDrafter` it knows the length of the match up to ``depth``, from a single token on, and how often
     each continuation occurred. The chance of a drafted token is learnt by the length of the match behind it and by
-    what else has followed the two tokens before it: always the same, mostly the same, mostly something else. A match
+    what else has followed the two tokens before it: nothing known, always this, mostly this, mostly others. A match
     that reaches the end of the sequence goes on into its own copy.
 
     The drafts are deterministic: point masses, without logits.
@@ -83,23 +83,20 @@ class SuffixState(TableState):
 
     def guess(self) -> Iterator[tuple[int, int]]:
         """Yield what followed the match."""
-        text, matched = self._automaton.text, self._automaton.matched
+        automaton = self._automaton
+        text, matched = automaton.text, automaton.matched
         if matched == 0:
             return
-        pair = text[-2:]
-        # Seen last without a token after it.
-        open_ends = 1
-        for i, at in enumerate(cycle(range(self._automaton.earlier, len(text)))):
+        following, counts = automaton.next, automaton.counts
+        # The pair at the end has been seen once without a token after it.
+        before, last, open_ends = text[-2], text[-1], 1
+        for length, at in enumerate(cycle(range(automaton.earlier, len(text))), matched):
             token = text[at]
-            yield token, len(FIRST) * self._agreement(pair, token, open_ends) + length_class(matched + i)
-            pair, open_ends = [pair[-1], token], 0
-
-    def _agreement(self, pair: list[int], token: int, open_ends: int) -> int:
-        """Return how the token compares with all that followed the pair: 0 nothing else known, 1 always it, 2, 3."""
-        counts = self._automaton.counts
-        state = self._automaton.find(pair)
-        followed = counts[state] - open_ends
-        if followed < 2:
-            return 0
-        same = counts[self._automaton.next[state].get(token, 0)]
-        return 1 if same == followed else 2 if 2 * same >= followed else 3
+            pair = following[following[0][before]].get(last, 0)
+            followed = counts[pair] - open_ends
+            agreement = 0
+            if followed > 1:
+                same = counts[following[pair].get(token, 0)]
+                agreement = 1 if same == followed else 2 if 2 * same >= followed else 3
+            yield token, len(FIRST) * agreement + length_class(length)
+            before, last, open_ends = last, token, 0
