@@ -19,7 +19,7 @@ from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import draftproof
-from draftproof import cli
+from draftproof import _native, cli
 from draftproof.cli import check, text
 from draftproof.cli.app import app
 from draftproof.decoding import Emitted
@@ -331,3 +331,25 @@ def test_backends() -> None:
     assert {"eager", "reference"} <= set(header.split())
     assert [row.split()[0] for row in rows][: len(draftproof.backends())] == list(draftproof.backends())
     assert rows[0].count("available") >= 2
+
+
+@pytest.mark.skipif(not _native.levels(), reason=_native.missing)
+def test_the_level_of_the_core_can_be_forced() -> None:
+    listed = "instruction-set levels of the C++ core: "
+    core, levels = _native.core, _native.levels()
+    before = core.level()
+    try:
+        for level in levels:
+            line = run("--level", level, "backends").stdout.splitlines()[-1]
+            assert line == listed + ", ".join(f"{name} (in use)" if name == level else name for name in levels)
+            assert core.level() == level
+        refused = run("--level", "x86_64_v9", "backends", code=2)
+        assert refused.stderr == f"error: level must be one of {', '.join(levels)}, got 'x86_64_v9'\n"
+    finally:
+        core.set_level(before)
+
+
+def test_a_level_needs_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "core", None)
+    monkeypatch.setattr(_native, "missing", "no core here")
+    assert run("--level", "x86_64_v2", "backends", code=2).stderr == "error: no core here\n"

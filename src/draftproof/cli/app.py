@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from .._native import set_level
 from .backends import backends
 from .check import check
+from .console import readable_errors
 from .generate import generate
 
 app = typer.Typer(
@@ -34,5 +36,12 @@ def options(
     _version_wanted: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    level: Annotated[
+        str | None,
+        typer.Option(help="Instruction-set level of the C++ core, of those that backends lists. Default: the best."),
+    ] = None,
 ) -> None:
     """Exact sampling and verification of speculative drafts."""
+    if level is not None:
+        with readable_errors():
+            set_level(level)

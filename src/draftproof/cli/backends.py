@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from .. import _dispatch
-from .._native import levels
+from .._native import core, levels
 from .console import out
 
 
@@ -19,4 +19,5 @@ def backends() -> None:
         table.add_row(operation, *row.values())
     out.print(table)
     if levels():
-        out.print(f"instruction-set levels of the C++ core, the first in use: {', '.join(levels())}")
+        named = (f"{name} (in use)" if name == core.level() else name for name in levels())
+        out.print(f"instruction-set levels of the C++ core: {', '.join(named)}")
