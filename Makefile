@@ -5,7 +5,15 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constr
 CORE   := CMakeLists.txt $(wildcard csrc/*)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test slow fuzz lint format clean
+# Every peer of the benchmark wants an environment of its own, with Python 3.11.
+BENCH_VENV   ?= .venv-bench
+BENCH_PYTHON ?= python3.11
+BENCH        := $(BENCH_VENV)/bin/python
+# AMX faults on some virtual machines that advertise it; leave out AVX512 where the processor has none.
+LLAMA_FLAGS  ?= -DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON -DGGML_AVX512=ON \
+	-DGGML_AMX_TILE=OFF -DGGML_AMX_INT8=OFF -DGGML_AMX_BF16=OFF
+
+.PHONY: demo test slow fuzz lint format bench bench-env bench-publish bench-report clean
 
 demo: $(VENV)/.demo  ## generate text with and without speculation and compare
 	$(BIN)/draftproof generate --compare
@@ -29,9 +37,21 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+bench: $(VENV)/.dev  ## the benchmark's main cells in a few minutes, with the peers that .venv has
+	$(BIN)/python -m benchmarks run
+
+bench-env: $(BENCH_VENV)/.bench  ## an environment with every peer (ten minutes: llama.cpp is compiled)
+
+bench-publish: $(BENCH_VENV)/.bench  ## the whole benchmark into benchmarks/results, then its tables and plot
+	$(BENCH) -m pip install -q --no-deps --force-reinstall .
+	$(BENCH) -m benchmarks run --publish
+	$(BENCH) -m benchmarks report
+
+bench-report: $(BENCH_VENV)/.bench  ## the tables and the plot again, from the committed results
+	$(BENCH) -m benchmarks report
+
 clean:
-	rm -rf $(VENV) build dist .cmake .ninja_deps .ninja_log .skbuild-info.json CMakeCache.txt CMakeFiles CMakeInit.txt \
-		build.ninja cmake_install.cmake libnanobind-static.a src/draftproof/_core* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(BENCH_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -46,3 +66,8 @@ $(VENV)/.dev: pyproject.toml constraints.txt $(CORE) | $(BIN)/python
 	@echo "installing draftproof with its test tools into $(VENV) (a minute or two)"
 	$(PIP) --editable ".[dev]"
 	@touch $@ $(VENV)/.demo
+
+$(BENCH_VENV)/.bench: benchmarks/vllm-requirements.txt
+	$(BENCH_PYTHON) -m venv $(BENCH_VENV)
+	CMAKE_ARGS="$(LLAMA_FLAGS)" $(BENCH) -m pip install -q --no-deps --no-binary llama-cpp-python -r $<
+	@touch $@
