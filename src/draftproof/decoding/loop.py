@@ -194,8 +194,8 @@ class Generation:
         with self.stats.phase("draft"):
             return self._drafts(self._ids, most if room is None else min(most, room), self.seed)
 
-    def settle(self, draft: Checked, rows: Array) -> None:
-        """Verify the draft by the target's ``rows`` ``[len(draft.tokens) + 1, V]`` and take over what is emitted."""
+    def settle(self, draft: Checked, rows: Array) -> list[int]:
+        """Verify the draft by the target's ``rows`` ``[len(draft.tokens) + 1, V]``; take over and return what is emitted."""
         verifier, stats, context = self._decoder.verifier, self.stats, self._ids
         with stats.phase("verify"):
             accepted, next_token, _ = verifier(rows, draft, context, self.seed).packed()[0].tolist()
@@ -209,6 +209,7 @@ class Generation:
         if not self.finished:
             rows = rows[: len(emitted)]
             self._drafts.learn(len(draft.tokens), accepted, next_token, rows, perf_counter() - self._begun)
+        return emitted
 
     def end_at(self, count: int) -> None:
         """Let the sequence have ``count`` new tokens, fewer than planned; those it has beyond are taken back."""

@@ -1,0 +1,56 @@
+"""The key/value caches of transformers: which can go back, and how the rows of a batch go back by different counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import cache_utils
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from ..errors import ValueRangeError
+
+# What the installed transformers calls a cache, in `forward`, in `generate` and in its output.
+NAME = "cache" if "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__ else "past_key_values"
+
+# Layers that hold keys and values [B, heads, length, ...] and nothing else, so that rows can be moved.
+_MOVABLE = (
+    cache_utils.DynamicLayer,
+    cache_utils.DynamicSlidingWindowLayer,
+    cache_utils.StaticLayer,
+    cache_utils.StaticSlidingWindowLayer,
+    getattr(cache_utils, "DummyLayer", None),
+)
+
+
+def check_cache(cache: Any, model: Any, batch: int) -> None:
+    """Refuse a cache that rejected drafts could not be removed from."""
+    name = type(model).__name__
+    if cache is None:
+        raise ValueRangeError(
+            f"the model must keep a key/value cache, got none from {name}: "
+            "pass use_cache=True, or leave out custom_generate if the model has no such cache"
+        )
+    for layer in cache.layers:
+        if not layer.is_croppable or (batch > 1 and type(layer) not in _MOVABLE):
+            raise ValueRangeError(
+                f"the cache must let rejected drafts be removed{' from each row of a batch' * (batch > 1)}, got a "
+                f"{type(cache).__name__} of {name} with {type(layer).__name__}: {_remedy(layer)}"
+            )
+
+
+def _remedy(layer: Any) -> str:
+    if isinstance(layer, cache_utils.LinearAttentionCacheLayerMixin):
+        return "linear-attention and state-space layers cannot go back, leave out custom_generate"
+    if layer.is_croppable:
+        return "pass one sequence at a time"
+    return "leave out cache_implementation and cache"
+
+
+def move_rows(cache: Any, by: Sequence[int]) -> None:
+    """Move row b of every layer ``by[b]`` places towards the end; what leaves there comes in at the beginning."""
+    for layer in cache.layers:
+        for states in (layer.keys, layer.values):
+            for row, places in enumerate(by):
+                if places and states is not None:
+                    states[row] = states[row].roll(places, dims=-2)

@@ -1,0 +1,232 @@
+"""Drafts inside ``generate``: what ``custom_generate`` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria, PreTrainedModel
+from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
+
+from .. import _checks
+from ..decoding import SpeculativeDecoder, Stats
+from ..decoding.draft_length import COSTS, DraftLength, LengthPolicy
+from ..decoding.rules import Rule
+from ..drafters import MixDrafter
+from ..drafters.base import Drafter, Noise
+from ..errors import ValueRangeError
+from ..rng.streams import row_seeds
+from ..types import Array, SamplingParams
+from .batch import Forward, Sequences
+from .caches import NAME, check_cache
+from .causal_lm import model_drafter
+from .lockstep import Kept, Lockstep
+from .logits_processors import Processors
+
+SampleRule = Literal["token", "block", "match"]
+
+
+class Speculative:
+    """Runs ``model.generate(..., custom_generate=Speculative())`` with drafts, to the output that it has without.
+
+    Everything else is said to ``generate`` as ever: sampling parameters, logits processors, stopping criteria, lengths,
+    padding, caches, ``num_return_sequences``, ``return_dict_in_generate``, ``output_scores``, ``output_logits``.
+
+    Parameters
+    ----------
+    drafter : "mix", Drafter, PreTrainedModel or None
+        Where drafts come from: what the text so far and the model's rows suggest (``MixDrafter``), any drafter, or a
+        smaller model of the same vocabulary. None drafts nothing: ``generate`` with a fast sampler that has a seed.
+    rule : {"token", "block", "match"}, optional
+        How drafts are verified when ``do_sample=True``. None: "token" for drafts with the logits they were drawn from,
+        "match" for others. ``do_sample=False`` is greedy decoding under any rule.
+    k : int, "auto" or policy
+        Most tokens to draft at a time; "auto" as many, none included, as are expected to pay.
+    seed : int or int64 [rows], optional
+        Of the draws; every call with it repeats them. None takes one from torch's generator for each row:
+        ``torch.manual_seed`` fixes the output.
+    streamer : BaseStreamer, optional
+        Gets the prompt and each token, as from ``generate``, whose own argument ``streamer`` never arrives here.
+
+    Attributes
+    ----------
+    stats : list of Stats
+        Of the latest call, one for each row of the output.
+
+    Raises
+    ------
+    ValueRangeError
+        From the call, before the model has run: the model is an encoder-decoder or in training mode; its cache cannot
+        go back (linear attention, state space, quantized, static with a sliding window); beams or another strategy
+        than greedy search and sampling; attentions or hidden states asked for; a logits processor with a state.
+
+    Notes
+    -----
+    **Exactness.** Given equal rows from the model: ``do_sample=False`` gives the tokens of greedy search; rule match
+    those of ``sample`` at ``seed`` and ``offset`` = position in the sequence, padding not counted, the same with any
+    drafter and none; token and block the law of sampling. A forward over several tokens may round unlike forwards over
+    one: in float32 this hardly ever changes a token, in bfloat16 it does.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from draftproof.integrations.transformers import Speculative
+    >>> config = LlamaConfig(
+    ...     vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    ... )
+    >>> model = LlamaForCausalLM(config).eval()
+    >>> speculative = Speculative(seed=1)
+    >>> model.generate(
+    ...     torch.tensor([[1, 5, 6]]), max_new_tokens=20, do_sample=True, custom_generate=speculative
+    ... ).shape
+    torch.Size([1, 23])
+    >>> speculative.stats[0].tokens
+    20
+    """
+
+    def __init__(
+        self,
+        drafter: Literal["mix"] | Drafter | PreTrainedModel | None = "mix",
+        *,
+        rule: SampleRule | None = None,
+        k: int | Literal["auto"] | LengthPolicy = "auto",
+        seed: Any = None,
+        streamer: Any = None,
+    ) -> None:
+        if isinstance(drafter, str) and drafter != "mix":
+            raise ValueRangeError(f"drafter must be 'mix', a drafter, a model or None, got {drafter!r}")
+        if rule is not None:
+            _checks.one_of("rule", rule, ("token", "block", "match"))
+        self.drafter, self.rule, self.k, self.seed, self.streamer = drafter, rule, k, seed, streamer
+        self.stats: list[Stats] = []
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Array,
+        logits_processor: Sequence[Any],
+        stopping_criteria: Sequence[Any],
+        generation_config: GenerationConfig,
+        **arguments: Any,
+    ) -> Any:
+        """Do what ``generate`` asks of ``custom_generate``; not to be called otherwise."""
+        check_request(model, generation_config)
+        batch, pad = len(input_ids), generation_config._pad_token_tensor
+        cache: Any = arguments.get(NAME)
+        check_cache(cache, model, batch)
+        mask = arguments.get("attention_mask")
+        columns = getattr(generation_config, "_mask_length", input_ids.shape[1]) if mask is None else mask.shape[1]
+        starts = _starts(mask, batch, columns - input_ids.shape[1])
+        processors = Processors.of(logits_processor, starts)
+        sequences = Sequences(input_ids, 0 if pad is None else int(pad))
+        decoders = self._decoders(model, batch, bool(generation_config.do_sample), processors.fused, stopping_criteria)
+        longest = _longest(stopping_criteria, generation_config, input_ids.shape[1])
+        rows = zip(decoders, input_ids.cpu().numpy(), starts, strict=True)
+        generations = [decoder.stream(row[start:], longest) for decoder, row, start in rows]
+        self.stats = [generation.stats for generation in generations]
+        full = bool(generation_config.return_dict_in_generate)
+        scores, logits = full and generation_config.output_scores, full and generation_config.output_logits
+        kept = Kept(batch, bool(scores), bool(logits), sequences.pad)
+        cache.activate_past_recording()
+        forward = Forward(model, sequences, arguments, columns, generation_config.prefill_chunk_size)
+        Lockstep(generations, sequences, forward, processors, stopping_criteria, starts, kept, self.streamer).run()
+        length = max(sequences.lengths)
+        if not full:
+            return sequences.prefix(length)
+        count = length - input_ids.shape[1]
+        return GenerateDecoderOnlyOutput(
+            sequences=sequences.prefix(length),
+            scores=kept.scores(count),
+            logits=kept.logits(count),
+            **{NAME: forward.aligned()},
+        )
+
+    def _decoders(
+        self, model: Any, batch: int, do_sample: bool, fused: SamplingParams, criteria: Sequence[Any]
+    ) -> list[SpeculativeDecoder]:
+        """Return the parts that each row is decoded with."""
+        eos = [int(token) for c in criteria if type(c) is EosTokenCriteria for token in c.eos_token_id]
+        greedy = not do_sample and fused.repetition_penalty is None
+        params = fused if do_sample else SamplingParams(0.0, repetition_penalty=fused.repetition_penalty)
+        drafters = [self._drafter(model, do_sample) for _ in range(batch)]
+        rule: Rule = "greedy"
+        if not greedy:
+            rule = (self.rule or ("token" if drafters[0].has_q else "match")) if do_sample else "match"
+        return [
+            SpeculativeDecoder(
+                drafter,
+                model,
+                k=self._length(model),
+                greedy=greedy,
+                rule=rule,
+                seed=seed,
+                eos=eos,
+                **({} if greedy else asdict(params)),
+            )
+            for drafter, seed in zip(drafters, self._seeds(batch, do_sample), strict=True)
+        ]
+
+    def _drafter(self, model: Any, do_sample: bool) -> Any:
+        """Return a drafter for one sequence."""
+        if self.drafter is None or isinstance(self.drafter, str):
+            return MixDrafter()
+        if isinstance(self.drafter, PreTrainedModel):
+            noise: Noise = ("shared" if self.rule == "match" else "private") if do_sample else None
+            return model_drafter(self.drafter, model, noise=noise)
+        return self.drafter
+
+    def _length(self, model: Any) -> int | LengthPolicy:
+        if self.drafter is None:
+            return 0
+        if self.k != "auto":
+            return self.k
+        exact = model.dtype == torch.float32 and model.device.type == "cpu"
+        return DraftLength(COSTS["float32" if exact else "bfloat16"])
+
+    def _seeds(self, batch: int, do_sample: bool) -> list[int]:
+        if not do_sample:
+            return [0] * batch
+        seed = self.seed
+        if seed is None:
+            seed = torch.randint(-(2**63), 2**63 - 1, (batch,)).numpy()
+        rows = np.zeros((batch, 1), dtype=np.float32)
+        seeds = _checks.seed(seed.cpu().numpy() if isinstance(seed, torch.Tensor) else seed, rows)
+        return list((seeds if seeds.ndim else row_seeds(seeds, np.arange(batch))).tolist())
+
+
+def check_request(model: Any, config: GenerationConfig) -> None:
+    """Refuse what drafts are not for, before any work."""
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise ValueRangeError(
+            f"the model must be decoder-only, got the encoder-decoder {name}: leave out custom_generate"
+        )
+    if model.training:
+        raise ValueRangeError("the model must be in evaluation mode, got training mode: call model.eval()")
+    mode = config.get_generation_mode()
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise ValueRangeError(
+            f"generate() must be asked for greedy search or sampling, got {mode.value}: leave out what asks for it "
+            "(num_beams, prompt_lookup_num_tokens, ...) or custom_generate"
+        )
+    if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
+        raise ValueRangeError(
+            "output_attentions and output_hidden_states must be off, got True: one forward serves several tokens"
+        )
+
+
+def _starts(mask: Array | None, batch: int, before: int) -> list[int]:
+    """Return where each row's history begins: after the padding on its left."""
+    if mask is None or mask.shape[1] == before:
+        return [0] * batch
+    return list((mask[:, before:] != 0).int().argmax(1).tolist())
+
+
+def _longest(criteria: Sequence[Any], config: GenerationConfig, prompt: int) -> int:
+    """Return the largest number of new tokens; there is always one, as in ``generate``."""
+    ends = [c.max_length for c in criteria if type(c) is MaxLengthCriteria] or [config.max_length]
+    return max(1, min(ends) - prompt)
