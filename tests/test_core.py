@@ -1,4 +1,4 @@
-"""The C++ core: levels, threads, the plain call, and what the compiler made of the pinned arithmetic."""
+"""The C++ core: levels, threads, and what the compiler made of the pinned arithmetic."""
 
 import os
 import shutil
@@ -92,62 +92,6 @@ def test_an_unknown_level_is_refused(core):
     assert core.level() in core.levels()
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "torch float32", "torch bfloat16"])
-def test_the_plain_call_draws_what_the_full_one_draws(settings, kind):
-    torch = pytest.importorskip("torch")
-    library, _, dtype = kind.rpartition(" ")
-    logits = rows(5, 700)
-    history = np.random.default_rng(2).integers(-1, 700, (5, 20))
-    if library:
-        logits, history = torch.from_numpy(logits).to(getattr(torch, dtype)), torch.from_numpy(history)
-    else:
-        logits = logits.astype(dtype)
-    for seed in (0, -7, 2**40):
-        given = {**settings, "prev_tokens": history, "seed": seed, "offset": seed & 1023}
-        plain = draftproof.sample(logits, **given)
-        assert type(plain) is type(logits)
-        assert plain.tolist() == draftproof.sample(logits, **given, backend="eager").tolist()
-        assert plain.tolist() == draftproof.sample(logits, **given, backend="cpu").tolist()
-
-
-def test_the_plain_call_is_taken(monkeypatch):
-    taken = []
-    monkeypatch.setattr(
-        "draftproof.sampling.api.sample_plain", lambda *given: taken.append(_native.sample_plain(*given)) or taken[-1]
-    )
-    draftproof.sample(rows(2, 50), top_k=5, seed=1)
-    draftproof.sample(rows(2, 50), top_k=np.array([5, 3]), seed=1)
-    assert taken[0] is not None
-    assert taken[1] is None
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"temperature": -1.0},
-        {"temperature": float("nan")},
-        {"top_k": -2},
-        {"top_p": 1.5},
-        {"min_p": -0.1},
-        {"repetition_penalty": 0.0},
-        {"offset": -1},
-        {"seed": 2**64},
-    ],
-    ids=str,
-)
-def test_the_plain_call_leaves_errors_to_the_full_one(wrong):
-    with pytest.raises(draftproof.ValueRangeError, match=next(iter(wrong))):
-        draftproof.sample(rows(2, 50), **{"seed": 1, **wrong})
-
-
-def test_dead_rows_raise_through_the_plain_call():
-    logits = rows(3, 50)
-    logits[1, 7] = np.nan
-    with pytest.raises(draftproof.ValueRangeError, match="row 1 holds NaN"):
-        draftproof.sample(logits, seed=1)
-
-
 def test_no_fused_multiply_add():
     """A fused multiply-add rounds once where the pinned arithmetic rounds twice."""
     objdump = shutil.which("objdump")
@@ -156,37 +100,6 @@ def test_no_fused_multiply_add():
     listing = subprocess.run([objdump, "-d", _native.core.__file__], capture_output=True, text=True, check=True).stdout
     assert "mulps" in listing or "fmul" in listing
     assert [line for line in listing.splitlines() if "vfmadd" in line or "vfmsub" in line or "fmla" in line] == []
-
-
-def test_strides_between_items():
-    """A field of a structured array has strides that are no multiple of its items."""
-    table = np.zeros((3, 100), dtype=[("logit", "f4"), ("flag", "i1")])
-    table["logit"] = rows(3, 100)
-    for settings in SETTINGS:
-        plain = {name: value for name, value in settings.items() if name != "repetition_penalty"}
-        expected = draftproof.sample(rows(3, 100), seed=1, **plain)
-        assert draftproof.sample(table["logit"], seed=1, **plain).tolist() == expected.tolist()
-        assert draftproof.sample(table["logit"], seed=1, **plain, backend="cpu").tolist() == expected.tolist()
-
-
-def off_its_alignment(array: np.ndarray) -> np.ndarray:
-    return np.frombuffer(b"\0" + array.tobytes(), np.uint8, offset=1).view(array.dtype).reshape(array.shape)
-
-
-def test_arrays_off_their_alignment():
-    """The core reads whole items, which must lie at multiples of their size; others are copied first."""
-    logits, history = rows(3, 100), np.random.default_rng(2).integers(-1, 100, (3, 20))
-    crooked, crooked_history = off_its_alignment(logits), off_its_alignment(history)
-    assert not crooked.flags.aligned
-    assert _native.view(crooked).flags.aligned
-    assert _native.view(logits) is logits
-    plain = _native.Filters(1.0, None, None, None, 1.3)
-    assert _native.sample_plain(logits, plain, history, 1, 0) is not None
-    assert _native.sample_plain(crooked, plain, history, 1, 0) is None
-    assert _native.sample_plain(logits, plain, crooked_history, 1, 0) is None
-    given = {"repetition_penalty": 1.3, "seed": 1}
-    expected = draftproof.sample(logits, prev_tokens=history, **given).tolist()
-    assert draftproof.sample(crooked, prev_tokens=crooked_history, **given).tolist() == expected
 
 
 def test_a_system_without_threads_to_spare():
@@ -206,14 +119,6 @@ assert [draftproof.sample(logits, seed=seed).tolist() for seed in range(3)] == a
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_lazily_negated_tensors():
-    torch = pytest.importorskip("torch")
-    logits = torch.from_numpy(rows(3, 100))
-    negated = torch._neg_view(-logits)
-    assert draftproof.sample(negated, seed=1).tolist() == draftproof.sample(logits, seed=1).tolist()
-    assert draftproof.sample(negated, seed=1, backend="cpu").tolist() == draftproof.sample(logits, seed=1).tolist()
 
 
 def test_nested_tensors_are_refused():

@@ -243,7 +243,7 @@ def compare(note, library, function, given, plain, /, **settings):
     """The core on the given arrays says what eager says on plain ones, whatever its level and thread count."""
     expected = outcome(function, *plain, **settings, backend="eager")
     other = {name: to_library(library, value) for name, value in settings.items()}
-    for backend in ("cpu", "auto") if function is draftproof.sample else ("cpu",):
+    for backend in ("cpu", "auto"):
         got = outcome(function, *(to_library(library, a) for a in given), **other, backend=backend)
         assert got == expected, f"{note} {function.__name__} {backend}: {settings}"
 

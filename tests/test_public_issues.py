@@ -27,7 +27,6 @@ from draftproof.numerics.masses import masses, theta
 from draftproof.numerics.noise import exponential, uniform
 from draftproof.rng.philox import philox
 from draftproof.rng.streams import accept_word
-from draftproof.sampling import api as sampling_api
 from draftproof.testing import g_test
 
 torch = pytest.importorskip("torch")
@@ -44,8 +43,6 @@ BACKENDS = [name for name in _dispatch.BACKENDS["cpu"] if dp.backends()["sample"
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make each backend of the CPU in turn the one that ``auto`` takes."""
     monkeypatch.setitem(_dispatch.BACKENDS, "cpu", (request.param,))
-    if request.param != "cpu":
-        monkeypatch.setattr(sampling_api, "core", None)
 
 
 def rows_of(batch: int, vocab: int, seed: int = 0) -> Arrays:

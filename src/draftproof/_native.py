@@ -1,4 +1,4 @@
-"""The way into the C++ core: NumPy views of what came in, and outputs of the same kind."""
+"""The C++ core, and the way into it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ._arrays import is_torch
 from .errors import BackendError, ValueRangeError
-from .types import Array, Filters
+from .types import Array
 
 core: Any
 missing = ""
@@ -72,89 +72,50 @@ if core is not None and LEVEL_VARIABLE in os.environ:
     set_level(os.environ[LEVEL_VARIABLE])
 
 
-def view(array: Array | None) -> Any:
-    """Return a NumPy view of a NumPy array or torch CPU tensor; bfloat16 as the int16 that holds its bits."""
-    if array is None:
-        return None
-    if not isinstance(array, np.ndarray):
-        array = array.detach().resolve_neg()
-        array = array.view(_torch().int16).numpy() if is_bfloat16(array) else array.numpy()
+def call(operation: str, *arguments: Any) -> tuple[Array, ...]:
+    """Run an operation on checked arguments, the rows first; dead rows are marked in the last output."""
+    outputs: tuple[Array, ...] = getattr(core, operation)(*map(view, arguments), False)
+    if is_torch(arguments[0]) and isinstance(outputs[0], np.ndarray):
+        return tuple(map(_torch().from_numpy, outputs))
+    return outputs
+
+
+def view(value: Any) -> Any:
+    """Return an argument as the core reads it: an array in place wherever it can be."""
     # The core steps from item to item, at addresses that suit them. A field of a structured array may lie elsewhere.
-    plain = array.flags.aligned and not any(stride % array.itemsize for stride in array.strides)
-    return array if plain else array.copy()
+    if isinstance(value, np.ndarray):
+        plain = value.flags.aligned and not any(stride % value.itemsize for stride in value.strides)
+        return np.asarray(value) if plain else np.array(value)
+    if not is_torch(value):
+        return value
+    torch = _torch()
+    value = value.detach().resolve_neg().as_subclass(torch.Tensor)
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        return view((value.float() if value.dtype == torch.bfloat16 else value).numpy())
+    return value.clone() if value.data_ptr() % value.element_size() else value
 
 
-def views(filters: Filters) -> tuple[Any, ...]:
-    """Return views of the filter columns."""
-    return tuple(view(column) for column in filters)
+def watched(rows: Any) -> bool:
+    """Whether torch is tracing the call or a mode of its is active, so that the registered op has to be seen.
 
-
-def is_bfloat16(array: Array | None) -> bool:
-    """Whether the rows are bfloat16, which NumPy has no dtype for."""
-    return array is not None and is_torch(array) and array.dtype == _torch().bfloat16
-
-
-class Outputs:
-    """Makes result arrays of the kind of the rows, and their NumPy views for the core to write to."""
-
-    def __init__(self, like: Array) -> None:
-        self._torch = _torch() if is_torch(like) else None
-        self.arrays: list[Array] = []
-
-    def new(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return a writable NumPy view of a new uninitialised array."""
-        if self._torch is None:
-            self.arrays.append(np.empty(shape, dtype=dtype))
-            return self.arrays[-1]
-        self.arrays.append(self._torch.empty(shape, dtype=getattr(self._torch, dtype)))
-        return self.arrays[-1].numpy()
-
-
-def sample_plain(logits: Array, parameters: Filters, history: Array | None, seed: Any, offset: Any) -> Array | None:
-    """Draw as ``sample`` does where the call is plain: host rows, numbers for parameters. None for any other call.
-
-    It goes round checks, dispatcher and registered op, which cost more than the draw. A call that is wrong in some way
-    is not plain either: the full path says what is the matter.
+    A torch that does not tell counts as watching.
     """
-    if type(logits) is np.ndarray:
-        if logits.dtype.char not in "fed" or logits.strides[-1:] != (logits.itemsize,):
-            return None
-        if history is not None and (type(history) is not np.ndarray or history.dtype != np.int64):
-            return None
-        tokens = np.empty(logits.shape[:1], dtype=np.int64)
-        plain = core.sample_plain(logits, False, *parameters, seed, offset, history, tokens)
-        return tokens if plain else None
     torch = sys.modules.get("torch")
-    if torch is None or not _is_plain_tensor(torch, logits):
-        return None
-    if logits.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-        return None
-    if history is not None:
-        if not _is_plain_tensor(torch, history) or history.dtype != torch.int64:
-            return None
-        history = history.numpy()
-    tokens = np.empty(logits.shape[:1], dtype=np.int64)
-    plain = core.sample_plain(view(logits), is_bfloat16(logits), *parameters, seed, offset, history, tokens)
-    return torch.from_numpy(tokens) if plain else None
-
-
-def _is_plain_tensor(torch: Any, value: Any) -> bool:
-    """Whether a value is a tensor in memory that nothing (compile, functorch, a mode) is looking at."""
-    return (
-        not torch.compiler.is_compiling()
-        and type(value) is torch.Tensor
-        and value.device.type == "cpu"
-        and value.layout is torch.strided
-        and not value.is_nested
-        and not value.is_neg()
-        and not _looked_at(torch)
-    )
-
-
-def _looked_at(torch: Any) -> bool:
-    """Whether functorch or a dispatch mode is active; a torch that does not tell counts as looking."""
+    if torch is None:
+        return False
     try:
-        return torch._C._functorch.peek_interpreter_stack() is not None or torch._C._len_torch_dispatch_stack() > 0
+        return bool(
+            torch.compiler.is_compiling()
+            or (
+                type(rows) is not np.ndarray
+                and (
+                    torch._C._functorch.peek_interpreter_stack() is not None
+                    or torch._C._len_torch_dispatch_stack()
+                    or torch._C._len_torch_function_stack()
+                    or torch._C._is_tracing()
+                )
+            )
+        )
     except AttributeError:
         return True
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from .. import _checks
 from .._arrays import is_torch
-from .._dispatch import run
-from .._native import core, sample_plain
+from .._dispatch import plain, run
 from ..errors import ShapeError
 from ..types import Array, Filters, SampleResult
 
@@ -129,13 +128,14 @@ def sample(
     >>> draftproof.sample(logits, top_k=2, top_p=0.9, seed=7, offset=12).shape
     (1,)
     """
-    parameters = Filters(temperature, top_k, top_p, min_p, repetition_penalty)
-    if core is not None and isinstance(backend, str) and backend == "auto" and mask is draft_index is None:
-        tokens = sample_plain(logits, parameters, prev_tokens, seed, offset)
-        if tokens is not None and (check is None or isinstance(check, bool)):
-            return tokens
-    arguments = _filter_arguments(logits, parameters, prev_tokens, mask)
-    return call("sample", arguments + _stream_arguments(logits, seed, offset, draft_index), check, backend)[0]
+    parameters = (temperature, top_k, top_p, min_p, repetition_penalty)
+    given = (prev_tokens, mask, seed, offset, draft_index)
+    result = plain("sample", check, backend, logits, *parameters, *given)
+    if result is None:
+        arguments = _filter_arguments(logits, Filters(*parameters), prev_tokens, mask)
+        arguments += _stream_arguments(logits, seed, offset, draft_index)
+        result = call("sample", arguments, check, backend)
+    return result[0]
 
 
 def sample_with_logprobs(
@@ -185,10 +185,14 @@ def sample_with_logprobs(
     >>> int(result.tokens[0]), float(result.logprobs[0]), int(result.kept[0])
     (0, 0.0, 1)
     """
-    parameters = Filters(temperature, top_k, top_p, min_p, repetition_penalty)
-    arguments = _filter_arguments(logits, parameters, prev_tokens, mask)
-    arguments += _stream_arguments(logits, seed, offset, draft_index)
-    return SampleResult(*call("sample_with_logprobs", arguments, check, backend))
+    parameters = (temperature, top_k, top_p, min_p, repetition_penalty)
+    given = (prev_tokens, mask, seed, offset, draft_index)
+    result = plain("sample_with_logprobs", check, backend, logits, *parameters, *given)
+    if result is None:
+        arguments = _filter_arguments(logits, Filters(*parameters), prev_tokens, mask)
+        arguments += _stream_arguments(logits, seed, offset, draft_index)
+        result = call("sample_with_logprobs", arguments, check, backend)
+    return SampleResult(*result)
 
 
 def sample_probs(
@@ -224,9 +228,12 @@ def sample_probs(
     >>> draftproof.sample_probs(np.array([[0.0, 1.0, 0.0]], dtype=np.float32), seed=3)
     array([1])
     """
-    _checks.rows("probs", probs, "[B, V]")
-    stream = _stream_arguments(probs, seed, offset, None)[:2]
-    return call("sample_probs", (probs, *stream), check, backend)[0]
+    result = plain("sample_probs", check, backend, probs, seed, offset)
+    if result is None:
+        _checks.rows("probs", probs, "[B, V]")
+        stream = _stream_arguments(probs, seed, offset, None)[:2]
+        result = call("sample_probs", (probs, *stream), check, backend)
+    return result[0]
 
 
 def filter_logits(
@@ -269,8 +276,12 @@ def filter_logits(
     >>> draftproof.filter_logits(np.array([[2.0, 1.0, 0.0]], dtype=np.float32), temperature=0.5, top_k=2)
     array([[  4.,   2., -inf]], dtype=float32)
     """
-    parameters = Filters(temperature, top_k, top_p, min_p, repetition_penalty)
-    return call("filter_logits", _filter_arguments(logits, parameters, prev_tokens, mask), check, backend)[0]
+    parameters = (temperature, top_k, top_p, min_p, repetition_penalty)
+    result = plain("filter_logits", check, backend, logits, *parameters, prev_tokens, mask)
+    if result is None:
+        arguments = _filter_arguments(logits, Filters(*parameters), prev_tokens, mask)
+        result = call("filter_logits", arguments, check, backend)
+    return result[0]
 
 
 def random_seeds(batch: int) -> Array:

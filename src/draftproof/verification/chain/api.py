@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ... import _checks
+from ..._dispatch import plain
 from ...errors import ShapeError, ValueRangeError
 from ...sampling.api import call, filters
 from ...types import Array, Filters, VerifyResult
@@ -96,30 +97,15 @@ def verify(
     >>> result.num_accepted, result.tokens
     (array([2]), array([[2, 0, 1]]))
     """
-    batch, drafted, vocab = _check_rows("target_logits", target_logits, draft_tokens)
-    tokens = _checks.ids("draft_tokens", draft_tokens, target_logits, "[B, K]")
-    _checks.one_of("rule", rule, _checks.RULES)
-    draft_vocab = _check_draft_rows("draft_logits", draft_logits, target_logits, (batch, drafted))
-    own = Filters(temperature, top_k, top_p, min_p, repetition_penalty)
-    differing = Filters(draft_temperature, draft_top_k, draft_top_p, draft_min_p, draft_repetition_penalty)
-    draft = Filters(*(mine if value is None else value for mine, value in zip(own, differing, strict=True)))
-    draft_rows = target_logits if draft_logits is None else draft_logits
-    arguments = (
-        target_logits,
-        draft_logits,
-        tokens,
-        rule,
-        *filters(target_logits, own),
-        *filters(draft_rows, draft, "draft_"),
-        None if prev_tokens is None else _checks.ids("prev_tokens", prev_tokens, target_logits, "[B, L]"),
-        _checks.mask("mask", mask, target_logits, "[B, K+1, V]", (batch, drafted + 1, vocab)),
-        _checks.mask("draft_mask", draft_mask, target_logits, "[B, K, Vd]", (batch, drafted, draft_vocab)),
-        _draft_length(num_draft_tokens, target_logits, drafted),
-        _checks.eos(eos, target_logits),
-        _checks.seed(seed, target_logits),
-        _checks.integers("offset", offset, target_logits, drafted),
-    )
-    return VerifyResult(*call("verify", arguments, check, backend))
+    own = (temperature, top_k, top_p, min_p, repetition_penalty)
+    differing = (draft_temperature, draft_top_k, draft_top_p, draft_min_p, draft_repetition_penalty)
+    given = (prev_tokens, mask, draft_mask, num_draft_tokens, eos, seed, offset)
+    rows = (target_logits, draft_logits, draft_tokens)
+    result = plain("verify", check, backend, *rows, rule, *own, *differing, *given)
+    if result is None:
+        draft = Filters(*(mine if value is None else value for mine, value in zip(own, differing, strict=True)))
+        result = call("verify", _verify_arguments(*rows, rule, Filters(*own), draft, *given), check, backend)
+    return VerifyResult(*result)
 
 
 def verify_probs(
@@ -178,26 +164,12 @@ def verify_probs(
     >>> draftproof.verify_probs(p, q, np.array([[0]]), uniform_accept=u, seed=1).num_accepted
     array([1])
     """
-    batch, drafted, _ = _check_rows("target_probs", target_probs, draft_tokens)
-    tokens = _checks.ids("draft_tokens", draft_tokens, target_probs, "[B, K]")
-    _checks.one_of("rule", rule, _checks.RULES)
-    _check_draft_rows("draft_probs", draft_probs, target_probs, (batch, drafted))
-    accept = _checks.uniforms("uniform_accept", uniform_accept, target_probs, "[B, K]", (batch, drafted))
-    emit = _checks.uniforms("uniform_sample", uniform_sample, target_probs, "[B, K+1]", (batch, drafted + 1))
-    _require_uniforms(rule, drafted, accept, emit, seed)
-    arguments = (
-        target_probs,
-        draft_probs,
-        tokens,
-        rule,
-        accept,
-        emit,
-        None if seed is None else _checks.seed(seed, target_probs),
-        _checks.integers("offset", offset, target_probs, drafted),
-        _draft_length(num_draft_tokens, target_probs, drafted),
-        _checks.eos(eos, target_probs),
-    )
-    return VerifyResult(*call("verify_probs", arguments, check, backend))
+    rows = (target_probs, draft_probs, draft_tokens)
+    given = (uniform_accept, uniform_sample, seed, offset, num_draft_tokens, eos)
+    result = plain("verify_probs", check, backend, *rows, rule, *given)
+    if result is None:
+        result = call("verify_probs", _verify_probs_arguments(*rows, rule, *given), check, backend)
+    return VerifyResult(*result)
 
 
 def verify_greedy(
@@ -237,10 +209,83 @@ def verify_greedy(
     >>> draftproof.verify_greedy(target, np.array([[0, 3]])).tokens
     array([[ 0,  1, -1]])
     """
-    _, drafted, _ = _check_rows("target", target, draft_tokens)
-    tokens = _checks.ids("draft_tokens", draft_tokens, target, "[B, K]")
-    arguments = (target, tokens, _draft_length(num_draft_tokens, target, drafted), _checks.eos(eos, target))
-    return VerifyResult(*call("verify_greedy", arguments, check, backend))
+    result = plain("verify_greedy", check, backend, target, draft_tokens, num_draft_tokens, eos)
+    if result is None:
+        _, drafted, _ = _check_rows("target", target, draft_tokens)
+        tokens = _checks.ids("draft_tokens", draft_tokens, target, "[B, K]")
+        arguments = (target, tokens, _draft_length(num_draft_tokens, target, drafted), _checks.eos(eos, target))
+        result = call("verify_greedy", arguments, check, backend)
+    return VerifyResult(*result)
+
+
+def _verify_arguments(
+    target_logits: Array,
+    draft_logits: Array | None,
+    draft_tokens: Array,
+    rule: str,
+    own: Filters,
+    draft: Filters,
+    prev_tokens: Array | None,
+    mask: Array | None,
+    draft_mask: Array | None,
+    num_draft_tokens: Any,
+    eos: Any,
+    seed: Any,
+    offset: Any,
+) -> tuple[Any, ...]:
+    batch, drafted, vocab = _check_rows("target_logits", target_logits, draft_tokens)
+    tokens = _checks.ids("draft_tokens", draft_tokens, target_logits, "[B, K]")
+    _checks.one_of("rule", rule, _checks.RULES)
+    draft_vocab = _check_draft_rows("draft_logits", draft_logits, target_logits, (batch, drafted))
+    draft_rows = target_logits if draft_logits is None else draft_logits
+    return (
+        target_logits,
+        draft_logits,
+        tokens,
+        rule,
+        *filters(target_logits, own),
+        *filters(draft_rows, draft, "draft_"),
+        None if prev_tokens is None else _checks.ids("prev_tokens", prev_tokens, target_logits, "[B, L]"),
+        _checks.mask("mask", mask, target_logits, "[B, K+1, V]", (batch, drafted + 1, vocab)),
+        _checks.mask("draft_mask", draft_mask, target_logits, "[B, K, Vd]", (batch, drafted, draft_vocab)),
+        _draft_length(num_draft_tokens, target_logits, drafted),
+        _checks.eos(eos, target_logits),
+        _checks.seed(seed, target_logits),
+        _checks.integers("offset", offset, target_logits, drafted),
+    )
+
+
+def _verify_probs_arguments(
+    target_probs: Array,
+    draft_probs: Array | None,
+    draft_tokens: Array,
+    rule: str,
+    uniform_accept: Array | None,
+    uniform_sample: Array | None,
+    seed: Any,
+    offset: Any,
+    num_draft_tokens: Any,
+    eos: Any,
+) -> tuple[Any, ...]:
+    batch, drafted, _ = _check_rows("target_probs", target_probs, draft_tokens)
+    tokens = _checks.ids("draft_tokens", draft_tokens, target_probs, "[B, K]")
+    _checks.one_of("rule", rule, _checks.RULES)
+    _check_draft_rows("draft_probs", draft_probs, target_probs, (batch, drafted))
+    accept = _checks.uniforms("uniform_accept", uniform_accept, target_probs, "[B, K]", (batch, drafted))
+    emit = _checks.uniforms("uniform_sample", uniform_sample, target_probs, "[B, K+1]", (batch, drafted + 1))
+    _require_uniforms(rule, drafted, accept, emit, seed)
+    return (
+        target_probs,
+        draft_probs,
+        tokens,
+        rule,
+        accept,
+        emit,
+        None if seed is None else _checks.seed(seed, target_probs),
+        _checks.integers("offset", offset, target_probs, drafted),
+        _draft_length(num_draft_tokens, target_probs, drafted),
+        _checks.eos(eos, target_probs),
+    )
 
 
 def _check_rows(name: str, target: Array, draft_tokens: Array) -> tuple[int, int, int]:
