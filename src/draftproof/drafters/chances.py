@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 # Steps of the score of one kind of guess, and of what all kinds share.
-_OWN, _SHARED = 0.35, 0.25
+_OWN, _SHARED = 0.35, 0.4
 
 
 class Chances:

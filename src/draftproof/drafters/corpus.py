@@ -29,12 +29,12 @@ class CorpusDrafter:
     texts : iterable of sequences of int
         Token ids, at least 0.
     depth : int
-        Longest match that is told apart from longer ones, at least 2.
+        Longest match that is told apart from longer ones, at least 1.
 
     Raises
     ------
     ValueRangeError
-        An id is below 0, or ``depth`` below 2.
+        An id is below 0, or ``depth`` below 1.
 
     Notes
     -----
@@ -56,9 +56,11 @@ class CorpusDrafter:
     estimates = True
 
     def __init__(self, texts: Iterable[Any], depth: int = 32) -> None:
-        if depth < 2:
-            raise ValueRangeError(f"depth must be at least 2, got {depth}")
-        self.automaton = SuffixAutomaton(depth)
+        if depth < 1:
+            raise ValueRangeError(f"depth must be at least 1, got {depth}")
+        self.depth = depth
+        # One more: what may follow a match is counted too.
+        self.automaton = SuffixAutomaton(depth + 1)
         self._likeliest: dict[int, tuple[int, int]] = {}
         for text in texts:
             self.add(text)
@@ -84,6 +86,12 @@ class CorpusDrafter:
             self._likeliest[state] = token, share
         return self._likeliest[state]
 
+    def advance(self, state: int, matched: int, token: int) -> tuple[int, int]:
+        """Return the longest suffix of a match and ``token`` that occurs, within ``depth``."""
+        state, matched = self.automaton.advance(state, matched, token)
+        matched = min(matched, self.depth)
+        return self.automaton.settle(state, matched), matched
+
     def start(self) -> CorpusState:
         """Return the state for a new sequence."""
         return CorpusState(self)
@@ -99,19 +107,21 @@ class CorpusState(TableState):
 
     def read(self, tokens: list[int]) -> None:
         """Follow the tokens."""
-        automaton = self._drafter.automaton
-        state, matched = automaton.settle(self._state, self._matched), self._matched
+        state, matched = self._here()
         for token in tokens:
-            state, matched = automaton.advance(state, matched, token)
+            state, matched = self._drafter.advance(state, matched, token)
         self._state, self._matched = state, matched
 
     def guess(self) -> Iterator[tuple[int, int]]:
         """Yield what followed most often."""
-        automaton = self._drafter.automaton
-        state, matched = automaton.settle(self._state, self._matched), self._matched
+        state, matched = self._here()
         while matched > 0:
             token, share = self._drafter.likeliest(state)
             if token == _SEPARATOR:
                 return
             yield token, len(FIRST) * share + length_class(matched)
-            state, matched = automaton.advance(state, matched, token)
+            state, matched = self._drafter.advance(state, matched, token)
+
+    def _here(self) -> tuple[int, int]:
+        # The corpus may have grown.
+        return self._drafter.automaton.settle(self._state, self._matched), self._matched

@@ -24,14 +24,14 @@ class SuffixDrafter:
     Parameters
     ----------
     depth : int
-        Longest match that is told apart from longer ones, at least 2.
+        Longest match that is told apart from longer ones, at least 3.
     capacity : int
-        Tokens remembered, at least 2: when there are more the older half is forgotten.
+        Tokens remembered, at least 3: when there are more the older half is forgotten.
 
     Raises
     ------
     ValueRangeError
-        ``depth`` or ``capacity`` is below 2.
+        ``depth`` or ``capacity`` is below 3.
 
     Notes
     -----
@@ -55,8 +55,8 @@ class SuffixDrafter:
 
     def __init__(self, depth: int = 32, capacity: int = 1 << 15) -> None:
         for name, value in (("depth", depth), ("capacity", capacity)):
-            if value < 2:
-                raise ValueRangeError(f"{name} must be at least 2, got {value}")
+            if value < 3:
+                raise ValueRangeError(f"{name} must be at least 3, got {value}")
         self.depth = depth
         self.capacity = capacity
 
@@ -88,15 +88,16 @@ class SuffixState(TableState):
         if matched == 0:
             return
         following, counts = automaton.next, automaton.counts
-        # The pair at the end has been seen once without a token after it.
-        before, last, open_ends = text[-2], text[-1], 1
+        before, last = text[-2:]
+        # The pair at the end of the text has occurred once without a token after it.
+        end = following[following[0][before]][last]
         for length, at in enumerate(cycle(range(automaton.earlier, len(text))), matched):
             token = text[at]
             pair = following[following[0][before]].get(last, 0)
-            followed = counts[pair] - open_ends
+            followed = counts[pair] - (pair == end)
             agreement = 0
             if followed > 1:
                 same = counts[following[pair].get(token, 0)]
                 agreement = 1 if same == followed else 2 if 2 * same >= followed else 3
             yield token, len(FIRST) * agreement + length_class(length)
-            before, last, open_ends = last, token, 0
+            before, last = last, token
