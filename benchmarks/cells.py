@@ -71,7 +71,7 @@ def publish() -> list[Cell]:
 
 def _sampling(vocab: int, batch: int) -> list[Cell]:
     axes: list[dict[str, object]] = [{"shape": shape} for shape in SHAPES]
-    axes += [{"threads": 2}, {"cache": "warm"}, {"dtype": "bfloat16"}]
+    axes += [{"threads": 2}, {"cache": "shared"}, {"cache": "warm"}, {"dtype": "bfloat16"}]
     cells = [Cell(operation, vocab, batch)._replace(**axis) for axis in axes for operation in SAMPLING]
     return sorted(cells, key=lambda cell: (SHAPES.index(cell.shape), cell.dtype != "float32"))
 

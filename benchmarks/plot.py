@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from .cells import MASS, OWN, SAMPLING, VERIFICATION, VOCABULARIES
+from .figures import Results, main
 from .report import floor_of
-from .results import Results, main
 
 COLOURS = {
     OWN: "#c1121f",
@@ -24,7 +24,7 @@ def plot(results: Results, file: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "draftproof"
+    mpl.rcParams.update({"svg.hashsalt": "draftproof", "svg.fonttype": "none"})
     from matplotlib import pyplot
 
     operations = (*SAMPLING, *VERIFICATION)

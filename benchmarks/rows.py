@@ -1,9 +1,10 @@
-"""Rows of logits, and the buffers of a cell: enough of them that a cold row is not in the caches of its core."""
+"""Rows of logits, and the buffers of a cell: so many that a cold row is in no cache, a shared one in no core's own."""
 
 from __future__ import annotations
 
 import random
 from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -13,9 +14,15 @@ import draftproof
 from .cells import PENALISED, Cell
 from .profiles import FILE, knots
 
-ROTATED_BYTES = 32 << 20
+SHARED_BYTES = 16 << 20
 BANK_ROWS = (64, 1024)
-MOST_BUFFERS = 64
+MOST_BUFFERS = 128
+
+
+def cold_bytes() -> int:
+    """Return four times the size of the cache that cores share, so that rotating over as many bytes leaves it cold."""
+    size = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+    return 4 * (int(size.read_text().strip().removesuffix("K")) << 10 if size.exists() else 32 << 20)
 
 
 def bank(shape: str, vocab: int, rows: int) -> np.ndarray:
@@ -66,13 +73,16 @@ def data(cell: Cell) -> Data:
         made = _verification(cell.shape, cell.vocab, cell.batch, cell.drafted, kind)
     else:
         made = _sampling(cell.shape, cell.vocab, cell.batch)
-    return made._replace(buffers=made.buffers[:1]) if cell.cache == "warm" else made
+    if cell.cache == "cold":
+        return made
+    bytes_each = 4 * cell.vocab * cell.batch
+    return made._replace(buffers=made.buffers[: 1 if cell.cache == "warm" else max(1, SHARED_BYTES // bytes_each)])
 
 
 @lru_cache(maxsize=3)
 def _bank(shape: str, vocab: int) -> np.ndarray:
     fewest, most = BANK_ROWS
-    return bank(shape, vocab, min(most, max(fewest, ROTATED_BYTES // (4 * vocab))))
+    return bank(shape, vocab, min(most, max(fewest, cold_bytes() // (4 * vocab))))
 
 
 @lru_cache(maxsize=1)
@@ -99,7 +109,7 @@ def _drafted_buffers(shape: str, vocab: int, batch: int, drafted: int) -> list[B
     rows = _bank(shape, vocab)
     noise = 0.9 * rng.standard_normal(4 * vocab, dtype=np.float32)
     buffers = []
-    enough = -(-ROTATED_BYTES // (4 * vocab * batch * (2 * drafted + 1)))
+    enough = -(-cold_bytes() // (4 * vocab * batch * (2 * drafted + 1)))
     for number in range(min(MOST_BUFFERS, max(2, enough))):
         target = rows[rng.integers(0, len(rows), batch * (drafted + 1))].reshape(batch, drafted + 1, vocab)
         draft = target[:, :drafted].copy()
