@@ -35,7 +35,11 @@ def encoded(value: Any) -> bytes:
     """One argument: its memory as it lies there, strides included."""
     if value is None:
         return struct.pack("<q", -1)
-    kind = TYPES["bfloat16" if _native.is_bfloat16(value) else str(value.dtype).removeprefix("torch.")]
+    name = str(value.dtype).removeprefix("torch.")
+    kind = TYPES[name]
+    if not isinstance(value, np.ndarray):
+        value = value.detach().resolve_neg()
+        value = (value.view(importlib.import_module("torch").int16) if name == "bfloat16" else value).numpy()
     array = _native.view(value)
     low, high = np.lib.array_utils.byte_bounds(array) if array.size else (0, 0)
     first = array.__array_interface__["data"][0] - low if array.size else 0
@@ -64,23 +68,23 @@ def call(operation: str, names: tuple[str, ...], *values: Any) -> Any:
     assert driver.stdout is not None
     driver.stdin.write(struct.pack("<q", OPERATIONS.index(operation)) + request)
     driver.stdin.flush()
-    out = _native.Outputs(rows)
     batch = rows.shape[0]
     if operation.startswith("verify"):
         width = arguments["draft_tokens"].shape[1] + 1
-        views = [out.new((batch, width) if i == 2 else (batch,), dtype) for i, dtype in enumerate(VERIFIED)]
+        views = [np.empty((batch, width) if i == 2 else (batch,), dtype) for i, dtype in enumerate(VERIFIED)]
     elif operation == "filter_logits":
-        views = [out.new(tuple(rows.shape), "float32"), out.new((batch,), "int32")]
+        views = [np.empty(tuple(rows.shape), "float32"), np.empty((batch,), "int32")]
     elif operation == "sample_with_logprobs":
-        views = [out.new((batch,), dtype) for dtype in ("int64", "float32", "float32", "int64", "int32")]
+        views = [np.empty((batch,), dtype) for dtype in ("int64", "float32", "float32", "int64", "int32")]
     else:
-        views = [out.new((batch,), dtype) for dtype in ("int64", "int32")]
+        views = [np.empty((batch,), dtype) for dtype in ("int64", "int32")]
     for view in views:
         sent = driver.stdout.read(view.nbytes)
         assert len(sent) == view.nbytes, "the driver has ended"
         view[...] = np.frombuffer(sent, view.dtype).reshape(view.shape)
+    results = views if isinstance(rows, np.ndarray) else map(importlib.import_module("torch").from_numpy, views)
     wrap = {"sample_with_logprobs": SampleResult, "verify": VerifyResult, "verify_probs": VerifyResult}.get(operation)
-    return wrap(*out.arrays) if wrap else tuple(out.arrays)
+    return wrap(*results) if wrap else tuple(results)
 
 
 def pytest_unconfigure() -> None:
@@ -94,3 +98,14 @@ for _operation in OPERATIONS:
     _module = importlib.import_module(f"draftproof.{_package}.cpu")
     _names = getattr(_module, _operation).__code__.co_varnames[: getattr(_module, _operation).__code__.co_argcount]
     setattr(_module, _operation, functools.partial(call, _operation, _names))
+
+
+def verify_greedy(target: Any, draft_tokens: Any, num_draft_tokens: Any, eos: Any) -> Any:
+    """The rule of that name, where no filter acts and nothing is drawn."""
+    rule = (None, draft_tokens, "greedy", Filters(None), Filters(None), None, None, None)
+    return importlib.import_module("draftproof.verification.chain.cpu").verify(
+        target, *rule, num_draft_tokens, eos, None, None
+    )
+
+
+importlib.import_module("draftproof.verification.chain.cpu").verify_greedy = verify_greedy  # type: ignore[attr-defined]
