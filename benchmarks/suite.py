@@ -69,7 +69,7 @@ def measure_cell(cell: Cell, seconds: float, absent: frozenset[str], attempts: i
     gc.collect()
     gc.disable()
     for _ in range(attempts):
-        times = measure(players, seconds, settle=cell.threads > 1)
+        times = measure(players, len(made.buffers), seconds, settle=cell.threads > 1)
         if best is None or times.others < best.others:
             best = times
         if not best.others > QUIET:

@@ -30,10 +30,10 @@ class Times(NamedTuple):
 class _Clock:
     """Runs one contestant: call after call, buffer after buffer."""
 
-    def __init__(self, contestant: Contestant, settle: float) -> None:
+    def __init__(self, contestant: Contestant, start: int, settle: float) -> None:
         self.name, self._call, self._prepare, self._enter = contestant
         self._settle = settle
-        self._next = 0
+        self._next = start
         self.times: list[float] = []
         first = self._timed()
         self.long = first > LONG
@@ -62,10 +62,13 @@ class _Clock:
         return len(self.times) >= MOST or (len(self.times) >= FEWEST and self.spent >= share)
 
 
-def measure(contestants: Sequence[Contestant], seconds: float, settle: bool) -> Times:
+def measure(contestants: Sequence[Contestant], buffers: int, seconds: float, settle: bool) -> Times:
     """Time a cell for about ``seconds``, more where ``FEWEST`` calls of a slow contestant take longer."""
     wall, own, busy = time.perf_counter(), time.process_time(), _busy()
-    clocks = [_Clock(contestant, SETTLE if settle else 0.0) for contestant in contestants]
+    # Far apart in the buffers: who followed another one would find its rows in the caches.
+    starts = [number * buffers // len(contestants) for number in range(len(contestants))]
+    pause = SETTLE if settle else 0.0
+    clocks = [_Clock(contestant, start, pause) for contestant, start in zip(contestants, starts, strict=True)]
     share = seconds / len(clocks)
     # The same number of calls for all: as many as leave the slowest with several bursts.
     calls = max(1, min(BURST, int(share / (FEWEST * max(clock.spent for clock in clocks)))))
