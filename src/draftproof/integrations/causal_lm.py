@@ -14,6 +14,7 @@ from ..drafters import ModelDrafter
 from ..drafters.base import Noise
 from ..errors import ShapeError, ValueRangeError
 from ..types import Array
+from .caches import NAME
 
 # Layers of limited memory keep everything until the next crop, so one is due every so many tokens. A draft model must
 # start anew when a draft is rejected that was fed just before such a crop: the larger, the rarer.
@@ -94,7 +95,7 @@ class CausalLM:
     def _forward(self, ids: Ids, rows: int) -> Array:
         feed = torch.tensor(ids[None], device=self.model.device)
         with torch.no_grad():
-            logits = self.model(input_ids=feed, cache=self._cache, use_cache=True, logits_to_keep=rows).logits
+            logits = self.model(input_ids=feed, use_cache=True, logits_to_keep=rows, **{NAME: self._cache}).logits
         if not self._cache.is_croppable:
             raise ValueRangeError(f"model must have a cache that can be cropped, got {type(self.model).__name__}")
         return logits[0].float()

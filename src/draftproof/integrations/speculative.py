@@ -15,14 +15,14 @@ from .. import _checks
 from ..decoding import SpeculativeDecoder, Stats
 from ..decoding.draft_length import COSTS, DraftLength, LengthPolicy
 from ..decoding.rules import Rule
-from ..drafters import MixDrafter
+from ..drafters import MixDrafter, ModelDrafter
 from ..drafters.base import Drafter, Noise
 from ..errors import ValueRangeError
 from ..rng.streams import row_seeds
 from ..types import Array, SamplingParams
 from .batch import Forward, Sequences
 from .caches import NAME, check_cache
-from .causal_lm import model_drafter
+from .causal_lm import CausalLM, model_drafter
 from .lockstep import Kept, Lockstep
 from .logits_processors import Processors
 
@@ -79,13 +79,11 @@ class Speculative:
     ...     vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
     ... )
     >>> model = LlamaForCausalLM(config).eval()
-    >>> speculative = Speculative(seed=1)
-    >>> model.generate(
-    ...     torch.tensor([[1, 5, 6]]), max_new_tokens=20, do_sample=True, custom_generate=speculative
-    ... ).shape
-    torch.Size([1, 23])
-    >>> speculative.stats[0].tokens
-    20
+    >>> prompt, settings = torch.tensor([[3, 5, 6]]), {"max_new_tokens": 20, "eos_token_id": None}
+    >>> speculative = Speculative()
+    >>> ours = model.generate(prompt, **settings, custom_generate=speculative)
+    >>> bool((ours == model.generate(prompt, **settings)).all()), speculative.stats[0].tokens
+    (True, 20)
     """
 
     def __init__(
@@ -177,6 +175,9 @@ class Speculative:
         if isinstance(self.drafter, PreTrainedModel):
             noise: Noise = ("shared" if self.rule == "match" else "private") if do_sample else None
             return model_drafter(self.drafter, model, noise=noise)
+        if isinstance(self.drafter, ModelDrafter) and isinstance(self.drafter.step, CausalLM):
+            # A cache serves one sequence at a time.
+            return ModelDrafter(self.drafter.step.fork(), noise=self.drafter.noise)
         return self.drafter
 
     def _length(self, model: Any) -> int | LengthPolicy:
