@@ -5,6 +5,14 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constr
 CORE   := CMakeLists.txt $(wildcard csrc/*)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
+# Of each fuzz test.
+FUZZ_SECONDS ?= 60
+
+# Python itself is not built with the sanitizer, so its library comes first, and Python's leaks are its own.
+SANITIZERS := -g -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
+SANITIZED  := LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=build/sanitized/package
+
 # Every peer of the benchmark wants an environment of its own, with Python 3.11.
 BENCH_VENV   ?= .venv-bench
 BENCH_PYTHON ?= python3.11
@@ -13,7 +21,7 @@ BENCH        := $(BENCH_VENV)/bin/python
 LLAMA_FLAGS  ?= -DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON -DGGML_AVX512=ON \
 	-DGGML_AMX_TILE=OFF -DGGML_AMX_INT8=OFF -DGGML_AMX_BF16=OFF
 
-.PHONY: demo test slow fuzz lint format bench bench-env bench-publish bench-report clean
+.PHONY: demo test slow fuzz tsan sanitize lint format bench bench-env bench-publish bench-report clean
 
 demo: $(VENV)/.demo  ## generate text with and without speculation and compare
 	$(BIN)/draftproof generate --compare
@@ -24,8 +32,21 @@ test: $(VENV)/.dev  ## the default suite
 slow: $(VENV)/.dev  ## the tests that take minutes
 	$(PYTEST) -m slow
 
-fuzz: $(VENV)/.dev  ## property tests on new random inputs
-	HYPOTHESIS_PROFILE=fuzz $(PYTEST) -m "fuzz or not (slow or gpu or peers)"
+fuzz: $(VENV)/.dev  ## property tests on new random inputs, then a libFuzzer target for each operation of the core
+	HYPOTHESIS_PROFILE=fuzz DRAFTPROOF_FUZZ_SECONDS=$(FUZZ_SECONDS) nice -n 15 $(PYTEST) -m "fuzz or not (slow or gpu or peers)"
+	nice -n 15 $(BIN)/python tests/native/run_fuzz.py --seconds $(FUZZ_SECONDS)
+
+tsan:  ## the threads of the core under ThreadSanitizer
+	cmake -S tests/native -B build/tsan -DDRAFTPROOF_CHECK=tsan
+	cmake --build build/tsan
+	build/tsan/threads_test
+	build/tsan/operations_test
+
+sanitize: $(VENV)/.dev  ## the default suite on a core under AddressSanitizer and UndefinedBehaviorSanitizer (GCC)
+	rm -rf build/sanitized/package
+	CXX=g++ CXXFLAGS="$(SANITIZERS)" $(PIP) --no-deps --target build/sanitized/package -C build-dir=build/sanitized/cmake .
+	$(SANITIZED) $(BIN)/python -c "import draftproof._core"
+	$(SANITIZED) $(PYTEST) tests
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
