@@ -505,3 +505,49 @@ class TestRefused:
     def test_arguments(self, arguments: dict[str, Any], match: str) -> None:
         with pytest.raises((ValueError, TypeError), match=match):
             generate(Speculative(**arguments), do_sample=True)
+
+
+def test_default_rule() -> None:
+    """Token for drafts with logits, match for the others; a rule says nothing about greedy search."""
+    arguments = {"do_sample": True, "top_k": 0}
+    draft = zoo.toy(1)
+    outputs = {
+        rule: generate(Speculative(draft, rule=rule, k=3, seed=1), **arguments) for rule in (None, "token", "match")
+    }
+    assert outputs[None].tolist() == outputs["token"].tolist() != outputs["match"].tolist()
+    assert outputs["match"].tolist() == generate(Speculative(seed=1), **arguments).tolist()
+    for rule in ("token", "block", "match"):
+        assert generate(Speculative(draft, rule=rule, k=3)).tolist() == generate().tolist()
+
+
+# transformers issue 40739: the draft length asked for was ignored.
+def test_width_is_what_was_asked_for() -> None:
+    for width in (0, 1, 3):
+        speculative = Speculative(zoo.Guesser(zoo.unpadded(generate(), FIVE)), k=width)
+        generate(speculative)
+        assert all(len(stats.drafted_by_position) == width for stats in speculative.stats)
+
+
+@BATCHES
+def test_drafts_outside_the_vocabulary(inputs: dict[str, Any]) -> None:
+    class Wild(zoo.Guesser):
+        def propose(self, context: Any, width: int, **arguments: Any) -> Any:
+            tokens = super().propose(context, width, **arguments).tokens
+            return zoo.Draft(np.where(np.arange(len(tokens)) == 1, 10**9, tokens), None)
+
+    for arguments in ({}, {"no_repeat_ngram_size": 2}):
+        truth = generate(None, inputs, **arguments)
+        speculative = Speculative(Wild(zoo.unpadded(truth, inputs)), k=4)
+        assert generate(speculative, inputs, **arguments).tolist() == truth.tolist()
+
+
+@BATCHES
+def test_positions_end(inputs: dict[str, Any]) -> None:
+    """Up to the last position that the model knows; what only fills up a batch must not ask for more."""
+    model = zoo.build("gpt2", n_positions=32)
+    truth = generate(None, inputs, model, max_new_tokens=None, max_length=32)
+    guesser = zoo.Guesser(zoo.unpadded(truth, inputs), zoo.VOCAB)
+    assert (
+        generate(Speculative(guesser, k=6), inputs, model, max_new_tokens=None, max_length=32).tolist()
+        == truth.tolist()
+    )
