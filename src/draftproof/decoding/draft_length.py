@@ -97,7 +97,7 @@ class DraftLength:
     A width w is worth the tokens it is expected to add, ``a_1 + a_1 a_2 + ...`` up to w, less what its forward costs
     beyond that of one token, at the current rate of tokens per cost (Dinkelbach's method for a ratio). The chances a_i
     are those that come with a draft (``Draft.acceptance``), else the shares accepted so far at each position. Where
-    no width is worth its cost nothing is drafted, except for a rare probe of one token; all probes together cost
+    no width is worth its cost nothing is drafted, except for a rare probe of one token; all probes together lose
     at most 1 % of the time. Drafters that estimate need no probes: they see without verification how they would
     have fared.
 
@@ -157,7 +157,8 @@ class AdaptiveLength:
         self._shares = _Shares(len(costs) - 1)
         # Decayed sums; their quotient is the rate.
         self._tokens = self._spent = 1.0
-        self._elapsed = self._probed = 0.0
+        self._elapsed = self._lost = 0.0
+        self._probing = False
 
     def limit(self, most: int) -> int:
         most = min(most, len(self.costs) - 1)
@@ -165,10 +166,8 @@ class AdaptiveLength:
             return most
         width = self.cut(self._shares.rates(most))
         extra = self.costs[1] - 1
-        if width == 0 and self._probed + extra <= _PROBES * self._elapsed:
-            self._probed += extra
-            return 1
-        return width
+        self._probing = width == 0 and self._lost + extra <= _PROBES * self._elapsed
+        return 1 if self._probing else width
 
     def cut(self, acceptance: Sequence[float]) -> int:
         # Never below the rate of plain decoding, which is always to be had.
@@ -187,6 +186,9 @@ class AdaptiveLength:
         self._tokens = _MEMORY * self._tokens + accepted + 1
         self._spent = _MEMORY * self._spent + cost
         self._elapsed += cost
+        if self._probing:
+            # An accepted one gained a round: the next may follow at once.
+            self._lost = max(0.0, self._lost + cost - 1 - accepted)
         self._shares.record(width, accepted)
         if self._clock:
             self._clock.record(width, seconds)

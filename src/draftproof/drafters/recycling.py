@@ -84,23 +84,20 @@ class RecyclingState(TableState):
         self._capacity = capacity
         self._table: OrderedDict[Key, dict[int, float]] = OrderedDict()
         self._end = [-1, -1]
-        # Candidates for the last token of a round, and its place among the tokens that come with the next context.
         self._heard: dict[int, float] = {}
-        self._emitted = 0
 
     def accept(self, num_accepted: int, next_token: int, target_logits: Array) -> None:
         """Note the candidates of the last row, where the target had its say and the draft did not."""
-        self._emitted += len(target_logits)
         self._heard = most_likely(target_logits[-1], self._candidates)
 
     def read(self, tokens: list[int]) -> None:
-        """Enter the candidates under the tokens before them."""
+        """Enter the candidates under the tokens before the one that came of them, the last."""
         ids = self._end + tokens
-        if 0 < self._emitted <= len(tokens):
-            before, last = ids[self._emitted - 1 : self._emitted + 1]
+        if self._heard:
+            before, last = ids[-3:-1]
             self._enter(last, self._heard)
             self._enter((before, last), self._heard)
-        self._emitted, self._end = 0, ids[-2:]
+        self._heard, self._end = {}, ids[-2:]
 
     def _enter(self, key: Key, candidates: dict[int, float]) -> None:
         weights = {token: _KEPT * weight for token, weight in self._table.pop(key, {}).items()}
