@@ -174,6 +174,13 @@ def test_most_likely(kind: Any, vocab: int) -> None:
             assert weight == pytest.approx(np.exp(float(row[token]) - values[0]), rel=0.42)
 
 
+@pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
+def test_most_likely_of_infinite_logits(kind: Any) -> None:
+    assert most_likely(kind(np.array([1, -np.inf, np.inf, 0, np.inf], np.float32)), 4) == {2: 1.0, 4: 1.0}
+    assert most_likely(kind(np.array([1, -np.inf, -np.inf], np.float32)), 3) == {0: 1.0}
+    assert most_likely(kind(np.full(3, np.nan, np.float32)), 2).keys() <= {0, 1, 2}
+
+
 def test_recycling_against_a_table() -> None:
     """One candidate an entry: what the target last found most likely after the same two tokens, else the same one."""
     model, rng = TableModel(seed=3), np.random.default_rng(5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..decoding import loop
+from .. import decoding
 from ..types import Array
 from ..verification.chain import api as chain
 
@@ -105,7 +105,7 @@ def verify(
 accept = verify
 
 
-class SpeculativeDecoder(loop.SpeculativeDecoder):
+class SpeculativeDecoder(decoding.SpeculativeDecoder):
     """Draft and verify until enough tokens are out, with any pair of models behind two callbacks.
 
     Parameters
@@ -155,7 +155,7 @@ class SpeculativeDecoder(loop.SpeculativeDecoder):
         self._draws = not greedy and seed is None
         self._generator = generator
 
-    def stream(self, prompt_ids: Sequence[int] | Array, max_new: int = 128) -> loop.Generation:
+    def stream(self, prompt_ids: Sequence[int] | Array, max_new: int = 128) -> decoding.Generation:
         """Iterate over the tokens that ``generate`` returns, each as soon as its round is done."""
         if self._draws:
             self.seed = _draw_seed(self._generator)

@@ -1,7 +1,8 @@
 """The draft/verify loop around a target model."""
 
 from .draft_length import COSTS, DraftLength, FixedLength
-from .loop import Emitted, Generation, SpeculativeDecoder
+from .generation import Emitted, Generation
+from .loop import SpeculativeDecoder
 from .stats import Stats
 
 __all__ = ["COSTS", "DraftLength", "Emitted", "FixedLength", "Generation", "SpeculativeDecoder", "Stats"]

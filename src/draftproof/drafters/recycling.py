@@ -138,8 +138,6 @@ def most_likely(row: Array, count: int) -> dict[int, float]:
         places = np.concatenate([(best + strides * np.arange(64)[:, None]).ravel(), np.arange(strides * 64, len(row))])
         places = places[np.argsort(row[places])[: -count - 1 : -1]]
         values, ids = row[places].tolist(), places.tolist()
-    return {
-        token: math.ldexp(1.0, -round((values[0] - value) / math.log(2)))
-        for token, value in zip(ids, values, strict=True)
-        if values[0] - value < 40
-    }
+    # Of equal values, infinite ones too, the difference is 0.
+    gaps = (values[0] - value if value < values[0] else 0.0 for value in values)
+    return {token: math.ldexp(1.0, -round(gap / math.log(2))) for token, gap in zip(ids, gaps, strict=True) if gap < 40}
