@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +14,17 @@ from benchmarks.cells import MASS, OWN, READ, Cell
 from benchmarks.figures import load, main
 from benchmarks.floor import floor
 from benchmarks.goals import outcomes
+from benchmarks.rows import bank
 
 from draftproof._arrays import namespace
+from draftproof._native import core
 from draftproof.numerics.exp2 import exp2, exponent, scale
 from draftproof.numerics.masses import masses
 
 ROOT = Path(__file__).parents[1]
+compiled = pytest.mark.skipif(
+    core is None or shutil.which(os.environ.get("CXX", "c++")) is None, reason="the floors need a C++ compiler"
+)
 HEAVY = frozenset({"vllm", "llama.cpp", "flashspec", "transformers"})
 
 
@@ -47,6 +54,7 @@ def test_publishing_without_a_peer_fails_and_says_how_to_get_it(
     assert "pip install nobody" in contestants.missing()["nobody"]
 
 
+@compiled
 @pytest.mark.parametrize(
     "cell",
     [
@@ -66,11 +74,10 @@ def test_a_tiny_cell(cell: Cell) -> None:
     assert all(0 < float(str(row["median_us"])) <= float(str(row["p90_us"])) for row in figures)
 
 
+@compiled
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("shape", ["real", "flat"])
 def test_the_floors_do_the_work(threads: int, shape: str) -> None:
-    from benchmarks.rows import bank
-
     rows = bank(shape, 50_003, 5)
     xp = namespace(rows)
     maxima = rows.max(-1, keepdims=True)

@@ -27,7 +27,8 @@ def missing() -> dict[str, str]:
     for name, (module, remedy) in PEERS.items():
         try:
             importlib.import_module(f".{module}", __name__)
-        except (ImportError, OSError) as error:
+        # Libraries that do not suit one another fail in their own ways.
+        except Exception as error:
             found[name] = f"{error}; get it with: {remedy}"
     return found
 
