@@ -91,6 +91,13 @@ def test_model_drafts_are_what_they_say(noise: Any) -> None:
         ModelDrafter(TARGET, noise="own")
 
 
+@pytest.mark.parametrize("cost", [-0.1, float("nan"), float("inf")])
+def test_cost_of_a_draft_model(cost: float) -> None:
+    with pytest.raises(ValueRangeError, match="cost must be at least 0 and finite"):
+        ModelDrafter(TARGET, cost=cost)
+    assert ModelDrafter(TARGET).cost == 0.2
+
+
 def test_drafters_are_told_what_happened() -> None:
     told: list[tuple[int, int, int]] = []
 

@@ -27,6 +27,9 @@ class ModelDrafter:
         "private": drafts are drawn from the model's filtered law and carry their logits, for rules token and block.
         "shared": drafts are drawn with the target's own noise, for rule match; a draft is then accepted with
         probability ``sum_j 1 / sum_i max(p_i/p_j, q_i/q_j)``. None: the most likely token, a point mass, for any rule.
+    cost : float
+        What a forward of the draft model costs, in forwards of the target on one token; roughly the ratio of their
+        parameters. Read by ``k="auto"``, which may look at no clock under rules token and block.
 
     Notes
     -----
@@ -47,10 +50,13 @@ class ModelDrafter:
     ('token', 12)
     """
 
-    def __init__(self, step: Callable[[Any, Any], Array], *, noise: Noise = "private") -> None:
+    def __init__(self, step: Callable[[Any, Any], Array], *, noise: Noise = "private", cost: float = 0.2) -> None:
         if noise not in ("private", "shared", None):
             raise ValueRangeError(f"noise must be 'private', 'shared' or None, got {noise!r}")
+        if not 0 <= cost < float("inf"):
+            raise ValueRangeError(f"cost must be at least 0 and finite, got {cost}: pass the ratio of the forwards")
         self.step = step
+        self.cost = cost
         self.noise: Noise = noise
         self.has_q = noise == "private"
 
