@@ -15,7 +15,7 @@ import zoo  # noqa: E402
 from draftproof import SamplingParams, sample  # noqa: E402
 from draftproof.drafters import NgramDrafter  # noqa: E402
 from draftproof.errors import ValueRangeError  # noqa: E402
-from draftproof.integrations.transformers import CausalLM, Speculative  # noqa: E402
+from draftproof.integrations.transformers import CausalLM, Speculative, model_drafter  # noqa: E402
 
 VOCAB = 13
 TOY = zoo.toy()
@@ -516,8 +516,11 @@ def test_default_rule() -> None:
     }
     assert outputs[None].tolist() == outputs["token"].tolist() != outputs["match"].tolist()
     assert outputs["match"].tolist() == generate(Speculative(seed=1), **arguments).tolist()
-    for rule in ("token", "block", "match"):
-        assert generate(Speculative(draft, rule=rule, k=3)).tolist() == generate().tolist()
+    shared = model_drafter(draft, TOY, noise="shared")
+    assert generate(Speculative(shared, rule="match", k=3, seed=1), **arguments).tolist() == outputs["match"].tolist()
+    for drafter, rule in ((draft, "token"), (draft, "block"), (draft, "match"), (shared, "match")):
+        for penalty in ({}, {"repetition_penalty": 1.3}):
+            assert generate(Speculative(drafter, rule=rule, k=3), **penalty).tolist() == generate(**penalty).tolist()
 
 
 # transformers issue 40739: the draft length asked for was ignored.

@@ -73,13 +73,9 @@ class Lockstep:
         kept: Kept,
         streamer: Any,
     ) -> None:
-        self._generations, self._sequences, self._forward, self._processors = (
-            generations,
-            sequences,
-            forward,
-            processors,
-        )
-        self._starts, self._kept, self._streamer = starts, kept, streamer
+        self._generations, self._sequences, self._starts = generations, sequences, starts
+        self._forward, self._processors = forward, processors
+        self._kept, self._streamer = kept, streamer
         own = (MaxLengthCriteria, EosTokenCriteria)
         self._criteria = StoppingCriteriaList(c for c in criteria if type(c) not in own)
         # As in `generate`: without any eos a sequence that has stopped goes on as long as others do.
@@ -100,15 +96,14 @@ class Lockstep:
     def _round(self, live: list[int]) -> None:
         sequences, room, before = self._sequences, self._forward.room, list(self._sequences.lengths)
         drafts = {b: self._generations[b].propose(room) for b in live}
+        tokens = [drafts[b].tokens if b in drafts else None for b in range(len(before))]
         for b in live:
             # What is no id of the model's is rejected whatever follows; the model only has to get through.
             sequences.write(b, [min(token, self._forward.vocab - 1) for token in drafts[b].tokens])
         begun = perf_counter()
-        logits = self._forward([len(drafts[b].tokens) if b in drafts else 0 for b in range(len(before))])
+        logits = self._forward([len(draft or ()) for draft in tokens])
         seconds = perf_counter() - begun
-        rows = self._processors(
-            logits, sequences, [drafts[b].tokens if b in drafts else None for b in range(len(before))]
-        )
+        rows = self._processors(logits, sequences, tokens)
         # Without torch between, a call of the core costs half as much.
         verified = rows.numpy() if rows.device.type == "cpu" else rows
         for b in live:

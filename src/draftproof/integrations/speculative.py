@@ -30,7 +30,7 @@ SampleRule = Literal["token", "block", "match"]
 
 
 class Speculative:
-    """Runs ``model.generate(..., custom_generate=Speculative())`` with drafts, to the output that it has without.
+    """Makes ``model.generate(..., custom_generate=Speculative())`` draft, and return what it returns without drafts.
 
     Everything else is said to ``generate`` as ever: sampling parameters, logits processors, stopping criteria, lengths,
     padding, caches, ``num_return_sequences``, ``return_dict_in_generate``, ``output_scores``, ``output_logits``.
@@ -148,24 +148,19 @@ class Speculative:
     ) -> list[SpeculativeDecoder]:
         """Return the parts that each row is decoded with."""
         eos = [int(token) for c in criteria if type(c) is EosTokenCriteria for token in c.eos_token_id]
-        greedy = not do_sample and fused.repetition_penalty is None
-        params = fused if do_sample else SamplingParams(0.0, repetition_penalty=fused.repetition_penalty)
         drafters = [self._drafter(model, do_sample) for _ in range(batch)]
-        rule: Rule = "greedy"
-        if not greedy:
-            rule = (self.rule or ("token" if drafters[0].has_q else "match")) if do_sample else "match"
+        # Greedy search may need what rule greedy has not: a penalty, and drafts that share a noise which is then none.
+        greedy = not do_sample and fused.repetition_penalty is None and drafters[0].noise != "shared"
+        rule: Rule = "greedy" if greedy else "match"
+        if do_sample:
+            rule = self.rule or ("token" if drafters[0].has_q else "match")
+        params = fused if do_sample else SamplingParams(0.0, repetition_penalty=fused.repetition_penalty)
+        settings: dict[str, Any] = {"k": self._length(model, batch), "greedy": greedy, "rule": rule, "eos": eos}
+        settings |= {} if greedy else asdict(params)
+        seeds = self._seeds(batch) if do_sample else [0] * batch
         return [
-            SpeculativeDecoder(
-                drafter,
-                model,
-                k=self._length(model),
-                greedy=greedy,
-                rule=rule,
-                seed=seed,
-                eos=eos,
-                **({} if greedy else asdict(params)),
-            )
-            for drafter, seed in zip(drafters, self._seeds(batch, do_sample), strict=True)
+            SpeculativeDecoder(drafter, model, seed=seed, **settings)
+            for drafter, seed in zip(drafters, seeds, strict=True)
         ]
 
     def _drafter(self, model: Any, do_sample: bool) -> Any:
@@ -180,23 +175,28 @@ class Speculative:
             return ModelDrafter(self.drafter.step.fork(), noise=self.drafter.noise)
         return self.drafter
 
-    def _length(self, model: Any) -> int | LengthPolicy:
+    def _length(self, model: Any, batch: int) -> int | LengthPolicy:
         if self.drafter is None:
             return 0
         if self.k != "auto":
             return self.k
         exact = model.dtype == torch.float32 and model.device.type == "cpu"
-        return DraftLength(COSTS["float32" if exact else "bfloat16"])
+        return DraftLength(_costs_of_batch(COSTS["float32" if exact else "bfloat16"], batch))
 
-    def _seeds(self, batch: int, do_sample: bool) -> list[int]:
-        if not do_sample:
-            return [0] * batch
+    def _seeds(self, batch: int) -> list[int]:
         seed = self.seed
         if seed is None:
-            seed = torch.randint(-(2**63), 2**63 - 1, (batch,)).numpy()
+            seed = torch.randint(-(2**63), 2**63 - 1, (batch,))
         rows = np.zeros((batch, 1), dtype=np.float32)
         seeds = _checks.seed(seed.cpu().numpy() if isinstance(seed, torch.Tensor) else seed, rows)
         return list((seeds if seeds.ndim else row_seeds(seeds, np.arange(batch))).tolist())
+
+
+def _costs_of_batch(costs: Sequence[float], batch: int) -> list[float]:
+    """Return costs by width for a batch: a forward costs what one over as many tokens of one row does."""
+    last = len(costs) - 1
+    more = [batch * (width + 1) - 1 for width in range(len(costs))]
+    return [costs[min(w, last)] + max(0, w - last) * (costs[last] - costs[last - 1]) for w in more]
 
 
 def check_request(model: Any, config: GenerationConfig) -> None:
