@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Literal, Protocol
 
+import numpy as np
+
 from ..errors import DtypeError, ValueRangeError
 from .stopping import count
 
@@ -223,7 +225,8 @@ class _Clock:
 
     def __init__(self, costs: list[float]) -> None:
         self._costs = costs
-        self._first = tuple(costs)
+        self._first = np.array(costs[1:])
+        self._widths = np.arange(1, len(costs))
         self._unit = 0.0
         self._rounds = 0
 
@@ -232,20 +235,18 @@ class _Clock:
         if self._rounds == 1:
             # The first round computes the prompt.
             return
-        costs = self._costs
-        self._unit = self._unit or seconds / costs[width]
-        excess = max(-0.5, min(0.5, seconds / self._unit / costs[width] - 1))
+        cost, costs = self._costs[width], np.array(self._costs[1:])
+        self._unit = self._unit or seconds / cost
+        excess = max(-0.5, min(0.5, seconds / self._unit / cost - 1))
         # The time of a round without drafts; below, what others cost in relation to it.
         self._unit *= 1 + excess * max(0.1 if width == 0 else 0.02, 1 / self._rounds)
-        error = excess * costs[width]
-        for i in range(1, len(costs)):
-            step = 0.01 * (self._first[i] - costs[i])
-            if width > 0:
-                # Neighbours follow the measurement, the others in proportion.
-                near = max(0.0, 1 - 2 * abs(i - width) / (i + width))
-                ratio = min(2.0, (costs[i] - 0.95) / (costs[width] - 0.95))
-                step += error * (0.25 * near + 0.2 * (1 - near) * ratio)
-            costs[i] = max(1.0, costs[i] + step)
+        step = 0.01 * (self._first - costs)
+        if width > 0:
+            # Neighbours follow the measurement, the others in proportion.
+            near = np.maximum(0.0, 1 - 2 * abs(self._widths - width) / (self._widths + width))
+            ratio = np.minimum(2.0, (costs - 0.95) / (cost - 0.95))
+            step += excess * cost * (0.25 * near + 0.2 * (1 - near) * ratio)
+        self._costs[1:] = np.maximum(1.0, costs + step).tolist()
 
 
 def draft_length(k: int | Literal["auto"] | LengthPolicy) -> LengthPolicy:

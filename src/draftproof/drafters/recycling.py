@@ -18,6 +18,9 @@ from .tables import TableState
 _KEPT = 0.5
 _SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)
 
+_ROWS = np.arange(64)[:, None]
+_LN2 = math.log(2)
+
 Key = int | tuple[int, int]
 
 
@@ -134,10 +137,13 @@ def most_likely(row: Array, count: int) -> dict[int, float]:
         # The largest maxima of 64 strided places each leave few places to look.
         strides = len(row) // 64
         maxima = row[: strides * 64].reshape(64, strides).max(axis=0)
-        best = np.argpartition(maxima, -count)[-count:] if strides > count else np.arange(strides)
-        places = np.concatenate([(best + strides * np.arange(64)[:, None]).ravel(), np.arange(strides * 64, len(row))])
-        places = places[np.argsort(row[places])[: -count - 1 : -1]]
-        values, ids = row[places].tolist(), places.tolist()
+        best = maxima.argpartition(-count)[-count:] if strides > count else np.arange(strides)
+        places = (best + strides * _ROWS).ravel()
+        if len(row) % 64:
+            places = np.concatenate([places, np.arange(strides * 64, len(row))])
+        found = row[places]
+        order = found.argsort()[: -count - 1 : -1]
+        values, ids = found[order].tolist(), places[order].tolist()
     # Of equal values, infinite ones too, the difference is 0.
-    gaps = (values[0] - value if value < values[0] else 0.0 for value in values)
-    return {token: math.ldexp(1.0, -round(gap / math.log(2))) for token, gap in zip(ids, gaps, strict=True) if gap < 40}
+    gaps = [values[0] - value if value < values[0] else 0.0 for value in values]
+    return {token: math.ldexp(1.0, -round(gap / _LN2)) for token, gap in zip(ids, gaps, strict=True) if gap < 40}
