@@ -26,7 +26,7 @@ def contestants(given: Given) -> list[Contestant]:
         found.append(_own(f"{OWN}, float32", list(given.buffers), given, cell.threads))
     if cell.operation == CALL:
         return [*found, _own(f"{OWN}, torch", list(given.tensors), given, 1)]
-    found.append(_rotating(READ, [floor(_all_rows(buffer), cell.threads) for buffer in rows]))
+    found.append(_rotating(READ, [floor(_all_rows(cell, buffer), cell.threads) for buffer in rows]))
     if cell.rule in ("token", "block"):
         needed = [_needed_rows(cell, buffer, i) for i, buffer in enumerate(given.buffers)]
         found.append(_rotating(MASS, [floor(rows, cell.threads, masses=True) for rows in needed]))
@@ -73,9 +73,9 @@ def _rotating(name: str, calls: list[Callable[[], int]]) -> Contestant:
     return Contestant(name, lambda i: calls[i % len(calls)]())
 
 
-def _all_rows(buffer: Any) -> list[np.ndarray]:
-    """Return every row handed in; bfloat16 rows as the bytes they are."""
-    given = [rows for rows in (buffer[0], buffer[1]) if rows is not None]
+def _all_rows(cell: Cell, buffer: Any) -> list[np.ndarray]:
+    """Return every row handed in, no draft's for greedy and match; bfloat16 rows as the bytes they are."""
+    given = buffer[:2] if cell.rule in ("probs", "token", "block") else buffer[:1]
     flat = [rows.reshape(-1, rows.shape[-1]) for rows in given]
     return [row for rows in flat for row in (rows if isinstance(rows, np.ndarray) else _bytes(rows))]
 
