@@ -62,9 +62,9 @@ class Results {
   void* numpy(std::initializer_list<int64_t> shape, PyObject* dtype) {
     const auto given = shape.begin();
     const nb::tuple sizes = shape.size() == 1 ? nb::make_tuple(given[0]) : nb::make_tuple(given[0], given[1]);
-    nb::object array = nb::steal(PyObject_CallFunctionObjArgs(numpy_empty_.ptr(), sizes.ptr(), dtype, nullptr));
+    nb::object array = numpy_empty_(sizes, nb::handle(dtype));
     Py_buffer buffer;
-    if (!array || PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_WRITABLE)) nb::raise_python_error();
+    if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_WRITABLE)) nb::raise_python_error();
     void* data = buffer.buf;
     PyBuffer_Release(&buffer);
     arrays_.push_back(std::move(array));
