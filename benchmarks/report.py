@@ -162,10 +162,10 @@ def machine(results: Results) -> str:
     about = results.machine
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     others = sorted(figures.others for figures in results.cells.values())
-    busy = f"other processes used {others[len(others) // 2]:.2f} cores in the median cell, {others[-1]:.2f} at most"
     return (
-        f"{about['date']}: {about['processor']}, {about['machine']}; Python {about['python']}, {versions}. "
-        f"One process, one run, {len(results.cells)} cells, medians; {busy}."
+        f"{about['date']}, commit {about['commit']}: {about['processor']}, {about['machine']}; "
+        f"Python {about['python']}, {versions}. One process, one run, {len(others)} cells, medians; other processes "
+        f"used {others[len(others) // 2]:.2f} cores in the median cell, {others[-1]:.2f} at most."
     )
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -16,14 +17,13 @@ from pathlib import Path
 
 import torch
 
-import draftproof
-
 from .cells import OWN, Cell
 from .contestants import PEERS, contestants
 from .contestants.own import accepted as mean_accepted
 from .rows import data
 from .timing import Times, measure, quantiles
 
+ROOT = Path(__file__).parents[1]
 COLUMNS = (*Cell._fields, "contestant", "calls", "median_us", "p90_us", "accepted", "others")
 QUIET = 0.1
 """Cores that other processes may use during a cell; above it the cell is measured again."""
@@ -100,10 +100,18 @@ def machine(absent: frozenset[str]) -> dict[str, object]:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, level {core.level()}",
         "processor": _processor(),
         "python": platform.python_version(),
-        "draftproof": draftproof.__version__ if hasattr(draftproof, "__version__") else "",
+        "commit": _commit(),
         "versions": versions,
         "peers": [name for name in PEERS if name not in absent],
     }
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def _processor() -> str:
