@@ -1,5 +1,5 @@
-// One operation of the core on inputs as odd as its callers may pass, at every level, on one thread and on three, in
-// several layouts: all results must be those of plain.h, bit for bit. DRAFTPROOF_OPERATION names the operation.
+// The operations of the core on inputs as odd as their callers may pass, at every level, on one thread and on three, in
+// several layouts: all results must be those of plain.h, bit for bit.
 #include <cstdio>
 #include <cstdlib>
 
@@ -460,9 +460,3 @@ void verify_greedy(Bytes& bytes) {
 }
 
 }  // namespace fuzz
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fuzz::Bytes bytes(data, size);
-  fuzz::DRAFTPROOF_OPERATION(bytes);
-  return 0;
-}
