@@ -1,4 +1,4 @@
-"""Times of the contestants of one cell: equal bursts, taken in turns, in a new order every round."""
+"""Times of the contestants of one cell: bursts, equal but for slow calls, in turns, in a new order every round."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .contestants.base import Contestant
 
 BURST = 5
 FEWEST, MOST = 3, 60
-LONG = 0.02
-"""A call of this many seconds is its own warm-up; shorter ones are timed after an untimed one."""
+TURN = 0.01
+"""Seconds that a burst may take: a longer call is a turn of its own, and its own warm-up."""
 SETTLE = 0.01
 """Pause before a burst where others may use threads: OpenMP's go on spinning for a while after their work."""
 
@@ -34,11 +34,17 @@ class _Clock:
         self.name, self._call, self._prepare, self._enter = contestant
         self._settle = settle
         self._next = start
-        self.times: list[float] = []
-        first = self._timed()
-        self.long = first > LONG
-        self.times = [first] if self.long else []
-        self.spent = first
+        self._begin()
+        self.spent = self._timed()
+        self._calls = max(1, min(BURST, int(TURN / self.spent)))
+        self._long = self.spent > TURN
+        self.times = [self.spent] if self._long else []
+
+    def _begin(self) -> None:
+        if self._settle:
+            time.sleep(self._settle)
+        if self._enter is not None:
+            self._enter()
 
     def _timed(self) -> float:
         argument = self._next if self._prepare is None else self._prepare(self._next)
@@ -47,14 +53,11 @@ class _Clock:
         self._call(argument)
         return time.perf_counter() - start
 
-    def burst(self, calls: int) -> None:
-        if self._settle:
-            time.sleep(self._settle)
-        if self._enter is not None:
-            self._enter()
-        if not self.long:
+    def burst(self) -> None:
+        self._begin()
+        if not self._long:
             self.spent += self._timed()
-        for _ in range(calls):
+        for _ in range(self._calls):
             self.times.append(self._timed())
             self.spent += self.times[-1]
 
@@ -70,11 +73,9 @@ def measure(contestants: Sequence[Contestant], buffers: int, seconds: float, set
     pause = SETTLE if settle else 0.0
     clocks = [_Clock(contestant, start, pause) for contestant, start in zip(contestants, starts, strict=True)]
     share = seconds / len(clocks)
-    # The same number of calls for all: as many as leave the slowest with several bursts.
-    calls = max(1, min(BURST, int(share / (FEWEST * max(clock.spent for clock in clocks)))))
     while active := [clock for clock in clocks if not clock.done(share)]:
         for clock in random.sample(active, len(active)):
-            clock.burst(calls)
+            clock.burst()
     elapsed = time.perf_counter() - wall
     others = (_busy() - busy - (time.process_time() - own)) / elapsed
     return Times({clock.name: clock.times for clock in clocks}, max(others, 0.0))
