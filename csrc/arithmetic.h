@@ -20,18 +20,23 @@ constexpr int64_t kMaxVocab = int64_t{1} << 22;
 inline float bits_to_float(int32_t bits) { return std::bit_cast<float>(bits); }
 inline int32_t float_to_bits(float value) { return std::bit_cast<int32_t>(value); }
 
+// 2^r for r in [-1/2, 1/2]; F is a float or a register of them.
+template <class F>
+inline F exp2_near_zero(F r) {
+  F h = r * 0.00015353361959569156f + 0.0013398875016719103f;
+  h = h * r + 0.00961843691766262f;
+  h = h * r + 0.055503323674201965f;
+  h = h * r + 0.24022647738456726f;
+  h = h * r + 0.6931471824645996f;
+  return h * r + 1.0f;
+}
+
 // t in [-40, 0] -> 2^t; below -40 and NaN -> 0.
 inline float exp2_pinned(float t) {
   const bool live = t >= -40.0f;
   const float x = live ? t : 0.0f;
   const float n = std::floor(x + 0.5f);
-  const float r = x - n;
-  float h = r * 0.00015353361959569156f + 0.0013398875016719103f;
-  h = h * r + 0.00961843691766262f;
-  h = h * r + 0.055503323674201965f;
-  h = h * r + 0.24022647738456726f;
-  h = h * r + 0.6931471824645996f;
-  const float power = h * r + 1.0f;
+  const float power = exp2_near_zero(x - n);
   const float scaled = bits_to_float(float_to_bits(power) + (static_cast<int32_t>(n) << 23));
   return live ? scaled : 0.0f;
 }

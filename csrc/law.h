@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "arithmetic.h"
-#include "philox.h"
+#include "rough.h"
 #include "row.h"
+#include "simd.h"
+#include "wide_philox.h"
 
 namespace draftproof {
 namespace DRAFTPROOF_LEVEL {
@@ -27,14 +30,21 @@ struct Candidate {
   float logit;
   int64_t id;
 };
-// Masses are integers, and 64 of them stay below 2^53: the sum is exact in double, in any order.
+
+// The row's own stream, or that of a draft.
+inline Stream stream_of(const StreamInput& s, Purpose target, Purpose draft) {
+  const bool own = s.draft_index < 0;
+  return Stream(s.seed, s.offset, own ? target : draft, own ? 0u : static_cast<uint32_t>(s.draft_index));
+}
+
+// Blocks of one row that are worth another thread, where every id costs a power of two.
+constexpr int64_t kSharedBlocks = 512;
+
+// The integer masses of a block.
 inline int64_t sum_of(const float* masses) {
-  double lanes[8] = {};
-  for (int i = 0; i < kBlock; i += 8)
-    for (int j = 0; j < 8; ++j) lanes[j] += static_cast<double>(masses[i + j]);
-  double sum = 0.0;
-  for (const double lane : lanes) sum += lane;
-  return static_cast<int64_t>(sum);
+  IntegerSum sum;
+  for (int i = 0; i < kBlock; i += kLanes) sum.add(load(masses + i));
+  return sum.total();
 }
 
 // First id whose prefix of masses exceeds floor(fraction * total / 2^62), with one token's mass taken as 0; `total` is
@@ -60,45 +70,15 @@ int64_t draw_by_blocks(const L& law, int64_t fraction, int64_t total, int64_t wi
   return -1;  // unreachable: the threshold is below the total
 }
 
-inline bool by_rank(const Candidate& a, const Candidate& b) {
-  return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
-}
-
 class Law {
  public:
   // Reads the row once. Returns the status; nothing else may be called on a dead row. A race over the row needs its
-  // `stream` now: the holders' logits are picked up on the way.
+  // `stream` now: which blocks can win is found on the way.
   int32_t prepare(const RowInput& input, const Patches& history, const FilterInput& filters,
-                  const StreamInput* stream = nullptr) {
-    filters_ = filters;
-    row_.prepare(input, history);
-    greedy_ = filters.temperature == 0.0f;
-    listed_ = !greedy_ && filters.top_k < row_.vocab();
-    racing_ = stream && !greedy_ && !listed_;
-    if (racing_) block_noise(*stream);
-    temperature_ = greedy_ ? 1.0f : filters.temperature;
-    scale_ = scale_of(temperature_);
-    const int32_t status = block_maxima();
-    if (status) return status;
-    end_ = {-kInfinity, row_.vocab()};
-    narrowed_ = false;
-    candidates_.clear();
-    min_t_ = !greedy_ && filters.min_p > 0.0f ? log2_pinned(filters.min_p) : -kInfinity;
-    if (listed_) list_top_k();
-    return 0;
-  }
+                  const StreamInput* stream = nullptr);
 
   // Lowest id among the maxima.
-  int64_t argmax() const {
-    alignas(64) float buffer[kBlock];
-    for (int64_t b = 0; b < row_.blocks(); ++b) {
-      if (maxima_[b] != maximum_) continue;
-      const float* l = row_.load(b, buffer);
-      for (int i = 0; i < kBlock; ++i)
-        if (l[i] == maximum_) return b * kBlock + i;
-    }
-    return -1;  // unreachable: some block holds the maximum
-  }
+  int64_t argmax() const;
 
   // The token that wins the keyed race over the kept set.
   int64_t race(const StreamInput& stream) {
@@ -120,12 +100,23 @@ class Law {
     }
   }
 
-  int64_t total() const { return total_; }
+  // The mass of the kept set. After `narrow`.
+  int64_t total() const;
+  // The same, or bounds on it where those are cheaper.
+  struct Bounds {
+    int64_t low, high;
+  };
+  Bounds total_bounds() const;
+
+  // Weights of a block's logits within 0.35 %, times `factor`; of the kept set, where `can_be_rough`.
+  bool can_be_rough() const { return whole() && maximum_ < kInfinity && scale_ < 0x1p100f; }
+  DRAFTPROOF_INLINE Floats rough_weights(Floats logits, float factor) const {
+    return Fine::exp2(logits - maximum_, scale_) * factor;
+  }
   float t_of(float logit) const { return exponent(logit, maximum_, scale_); }
   float weight(float logit) const { return exp2_pinned(t_of(logit)); }
   float logit(int64_t id) const { return row_.at(id); }
   const Row& row() const { return row_; }
-  float maximum() const { return maximum_; }
   float temperature() const { return temperature_; }
   bool listed() const { return listed_; }
   bool greedy() const { return greedy_; }
@@ -142,99 +133,80 @@ class Law {
   }
 
   // The masses of a block inside the kept set; false if there are none. After `narrow`.
-  bool block_masses(int64_t b, float* masses) const {
-    if (!(maxima_[b] >= end_.logit) || !(t_of(maxima_[b]) >= -40.0f)) return false;
-    alignas(64) float buffer[kBlock];
-    const float* l = row_.load(b, buffer);
-    if (greedy_) {
-      for (int i = 0; i < kBlock; ++i) masses[i] = keeps(l[i], b * kBlock + i) ? kMassOne : 0.0f;
-      return true;
-    }
-    masses_of(l, masses);
-    if (end_.logit > -kInfinity || min_t_ > -kInfinity)
-      for (int i = 0; i < kBlock; ++i) {
-        const int32_t id = static_cast<int32_t>(b * kBlock + i);
-        const bool in = (l[i] > end_.logit || (l[i] == end_.logit && id < static_cast<int32_t>(end_.id))) &&
-                        exponent(l[i], maximum_, scale_) >= min_t_;
-        masses[i] = in ? masses[i] : 0.0f;
-      }
-    return true;
-  }
+  bool block_masses(int64_t block, float* masses) const;
 
   // Tokens of the kept set whose divided logit is above -inf, as filter_logits shows them.
-  int64_t kept() const {
-    if (greedy_) return 1;
-    int64_t count = 0;
-    if (listed_) {
-      for (const Candidate& c : candidates_) count += keeps(c.logit, c.id) && c.logit / temperature_ > -kInfinity;
-      return count;
-    }
-    alignas(64) float buffer[kBlock];
-    for (int64_t b = 0; b < row_.blocks(); ++b) {
-      if (!(maxima_[b] >= end_.logit)) continue;
-      const float* l = row_.load(b, buffer);
-      for (int i = 0; i < kBlock; ++i)
-        count += l[i] > -kInfinity && keeps(l[i], b * kBlock + i) && l[i] / temperature_ > -kInfinity;
-    }
-    return count;
-  }
+  int64_t kept() const;
 
   // Draw by inverse CDF from the kept set. After `narrow`.
-  int64_t draw(int64_t fraction) const {
-    return draw_from(fraction, total_, -1);
-  }
+  int64_t draw(int64_t fraction) const { return draw_without(fraction, -1, total()); }
 
   // The same with one token's mass set to 0. The rest has mass `total`, above 0.
-  int64_t draw_without(int64_t fraction, int64_t token, int64_t total) const {
-    return draw_from(fraction, total, token);
-  }
+  int64_t draw_without(int64_t fraction, int64_t token, int64_t total) const;
 
  private:
-  int32_t block_maxima();
-  void list_top_k();
-  int64_t race_listed(const StreamInput& stream) const;
-  int64_t race_row(const StreamInput& stream);
-  void narrow_listed();
-  void narrow_row();
-  int64_t draw_from(int64_t fraction, int64_t total, int64_t without) const;
+  // scan.cpp
+  int32_t scan(const WideStream* noise);
+  void scan_group(int64_t first, Floats maxima, const WideStream* noise);
+  void move_penalised_maxima();
+  Floats masses_of(Floats logits) const;
+  bool alive(int64_t block) const { return t_of(maxima_[block]) >= -40.0f; }
 
-  void masses_of(const float* logits, float* masses) const {
-    for (int i = 0; i < kBlock; ++i)
-      masses[i] = std::trunc(exp2_pinned(exponent(logits[i], maximum_, scale_)) * kMassOne);
-  }
+  // top_k.cpp
+  void list_top_k();
   int64_t count_reaching(float bound) const;
   float bound_of_kth(int64_t k) const;
+  int64_t listed_limit() const;
+  void narrow_listed();
+  int64_t race_listed(const StreamInput& stream) const;
 
+  // race.cpp
   struct Winner {
     float key;
     int64_t id;
     float logit;
   };
-  Winner race_above(const StreamInput& stream, const Rank& limit);
-  void expand(const Stream& stream, int64_t block, const Rank& limit, Winner& best) const;
-  void block_noise(const StreamInput& stream);
-  int64_t row_mass() const;
-  struct Bounds {
-    int64_t low, high, above_low, above_high;
+  struct Race;
+  int64_t race_row(const StreamInput& stream);
+  void run(Race& race) const;
+  void enter_blocks(Race& race) const;
+  void enter_block(Race& race, int64_t block, const float* logits, float least, int holder) const;
+  void enter_id(Race& race, int64_t id, float logit, float least, bool holds) const;
+  void enter_ids(Race& race) const;
+  static void finish(Winner& best, float key, float logit, int64_t id);
+  float heaviest(int64_t block) const;
+  uint64_t ids_above(const float* logits, float lowest) const;
+  Floats highest_bound(float key) const;
+  int64_t least_bound() const;
+
+  // top_p.cpp
+  struct Above {
+    int64_t above, total;
   };
-  Bounds rough_masses(const Rank& rank) const;
-  bool top_p_holds(const Rank& rank);
-  std::pair<int64_t, int64_t> mass_above(const Rank& rank) const;
-  void cut_row_at_top_p(float top_p, int64_t total);
+  // Whether no filter takes anything.
+  bool whole() const { return !greedy_ && !listed_ && end_.logit == -kInfinity && min_t_ == -kInfinity; }
+  bool top_p_holds(const Rank& rank) const;
+  template <class Rough>
+  std::optional<bool> roughly_holds(const Rank& rank) const;
+  template <class Rough, class Counts>
+  double rough_sum(int64_t start, float reaching, const Counts& counts) const;
+  template <class Rough>
+  Bounds bounds_of(double sum) const;
+  Above exact_above(const Rank& rank) const;
+  int64_t mass_of_row() const;
+  int64_t mass_kept() const;
+  void narrow_row();
+  void cut_row_at_top_p(int64_t limit);
 
   FilterInput filters_;
   Row row_;
-  std::vector<float> maxima_;  // of each block
-  std::vector<float> least_;   // M_b
-  std::vector<uint8_t> holder_;
-  std::vector<float> held_;    // the holders' logits
-  std::vector<Candidate> candidates_;
-  std::vector<float> scratch_;
+  std::vector<float> maxima_;  // of each block, -inf for padding
+  std::vector<float> bounds_;  // of each block: no key of its tokens has a smaller binary logarithm, but for a constant
+  std::vector<Candidate> candidates_, unsorted_;
   float maximum_ = 0.0f, scale_ = 1.0f, temperature_ = 1.0f, min_t_ = -kInfinity;
-  bool greedy_ = false, listed_ = false, racing_ = false, narrowed_ = false;
+  bool greedy_ = false, listed_ = false, narrowed_ = false;
   Rank end_{};
-  int64_t total_ = 0;
-  int64_t whole_ = -1;  // the row's mass before filters, once it is needed
+  mutable int64_t total_ = -1;  // once it is known
 };
 
 }  // namespace DRAFTPROOF_LEVEL

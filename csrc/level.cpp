@@ -1,5 +1,8 @@
 // Compiled once per instruction-set level: DRAFTPROOF_LEVEL names the namespace.
-#include "law.cpp"
+#include "scan.cpp"
+#include "race.cpp"
+#include "top_k.cpp"
+#include "top_p.cpp"
 #include "sampling.cpp"
 #include "verification.cpp"
 

@@ -13,26 +13,20 @@ class ProbabilityLaw {
  public:
   int32_t prepare(const RowInput& input) {
     row_.prepare(input, {});
-    alignas(64) float buffer[kBlock];
-    float largest = 0.0f;
-    bool bad = false;
-    for (int64_t b = 0; b < row_.blocks(); ++b) {
-      const float* p = row_.load(b, buffer);
-      const int n = row_.width(b);
-      float block = 0.0f;
-      int outside = 0;
-      for (int i = 0; i < n; ++i) {
-        outside |= !(p[i] >= 0.0f) | !(p[i] < kInfinity);
-        block = p[i] > block ? p[i] : block;
+    // The bits of valid entries order as they do; those of invalid ones lie above. Adding 0 takes the sign of zeros.
+    Bits largest = {};
+    each_block([&](int64_t, const float* p) DRAFTPROOF_ALWAYS {
+      for (int i = 0; i < kBlock; i += kLanes) {
+        const Bits bits = (Bits)(load(p + i) + 0.0f);
+        largest = bits > largest ? bits : largest;
       }
-      bad |= outside != 0;
-      largest = block > largest ? block : largest;
-    }
-    if (bad) return kBadProbability;
-    if (largest == 0.0f) return kEmptySupport;
-    maximum_ = largest;
+    });
+    const uint32_t bits = largest_lane(largest);
+    if (bits >= 0x7F800000u) return kBadProbability;
+    if (bits == 0) return kEmptySupport;
+    maximum_ = bits_to_float(static_cast<int32_t>(bits));
     int exponent = 0;
-    std::frexp(largest, &exponent);
+    std::frexp(maximum_, &exponent);
     const int shift = 40 - exponent, half = shift >> 1;
     first_ = power_of_two(half);
     second_ = power_of_two(shift - half);
@@ -43,15 +37,15 @@ class ProbabilityLaw {
   // The sum of the row is a second pass; the rules that read one probability ask for it, argmax does not.
   void narrow() {
     if (total_ >= 0) return;
-    total_ = 0;
-    alignas(64) float masses[kBlock];
-    for (int64_t b = 0; b < row_.blocks(); ++b) {
-      block_masses(b, masses);
-      total_ += sum_of(masses);
-    }
+    IntegerSum sum;
+    each_block([&](int64_t, const float* p) DRAFTPROOF_ALWAYS {
+      for (int i = 0; i < kBlock; i += kLanes) sum.add(load(p + i) * first_ * second_);
+    });
+    total_ = sum.total();
   }
 
   int64_t total() const { return total_; }
+  Law::Bounds total_bounds() const { return {total_, total_}; }
   const Row& row() const { return row_; }
   bool listed() const { return false; }
 
@@ -59,16 +53,19 @@ class ProbabilityLaw {
 
   bool block_masses(int64_t b, float* masses) const {
     alignas(64) float buffer[kBlock];
-    const float* p = row_.load(b, buffer);
-    const int n = row_.width(b);
-    for (int i = 0; i < n; ++i) masses[i] = scaled(p[i]);
-    for (int i = n; i < kBlock; ++i) masses[i] = 0.0f;
+    const float* p = entries(b, buffer);
+    for (int i = 0; i < kBlock; i += kLanes) store(masses + i, truncated(load(p + i) * first_ * second_));
     return true;
   }
 
   int64_t argmax() const {
-    for (int64_t id = 0; id < row_.vocab(); ++id)
-      if (row_.at(id) == maximum_) return id;
+    alignas(64) float buffer[kBlock];
+    const Floats maximum = all(maximum_);
+    for (int64_t b = 0; b < row_.blocks(); ++b) {
+      const float* p = entries(b, buffer);
+      for (int i = 0; i < kBlock; i += kLanes)
+        if (const uint32_t hits = reaching(load(p + i), maximum)) return b * kBlock + i + std::countr_zero(hits);
+    }
     return -1;  // unreachable: some entry is the maximum
   }
 
@@ -79,6 +76,19 @@ class ProbabilityLaw {
   }
 
  private:
+  // The 64 entries of a block, 0 beyond the row's end.
+  DRAFTPROOF_INLINE const float* entries(int64_t b, float* buffer) const {
+    const float* p = row_.load(b, buffer);
+    if (row_.width(b) == kBlock) return p;
+    for (int i = row_.width(b); i < kBlock; ++i) buffer[i] = 0.0f;
+    return buffer;
+  }
+  template <class Visit>
+  DRAFTPROOF_INLINE void each_block(const Visit& visit) const {
+    alignas(64) float buffer[kBlock];
+    for (int64_t b = 0; b < row_.blocks(); ++b) visit(b, entries(b, buffer));
+  }
+
   static float power_of_two(int exponent) { return bits_to_float((exponent + 127) << 23); }
   float scaled(float p) const { return std::trunc(p * first_ * second_); }
 

@@ -8,39 +8,64 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
-#include <utility>
 #include <vector>
 
 #include "arithmetic.h"
 #include "operations.h"
+#include "simd.h"
 
 namespace draftproof {
 namespace DRAFTPROOF_LEVEL {
 
 constexpr int kBlock = 64;
 
-// One native register of floats, and of the integers that hold their bits.
-#if defined(__AVX512F__)
-constexpr int kLanes = 16;
-#elif defined(__AVX2__)
-constexpr int kLanes = 8;
-#else
-constexpr int kLanes = 4;
-#endif
-typedef float Floats __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
-typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
+inline float double_to_float(double x) { return static_cast<float>(x); }
+inline float bfloat_to_float(uint16_t h) { return bits_to_float(static_cast<int32_t>(static_cast<uint32_t>(h) << 16)); }
 
-inline float half_to_float(uint16_t h) {
-  const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
-  const uint32_t magnitude = static_cast<uint32_t>(h & 0x7FFFu) << 13;
-  // Scaling by 2^112 moves the exponent into place and makes half subnormals normal; it is exact.
-  const float finite = bits_to_float(static_cast<int32_t>(magnitude)) * 0x1p112f;
-  const uint32_t special = magnitude | 0x7F800000u;
-  const uint32_t bits = (h & 0x7C00u) == 0x7C00u ? special : static_cast<uint32_t>(float_to_bits(finite));
-  return bits_to_float(static_cast<int32_t>(bits | sign));
+// A block in registers, for questions that do not depend on the order of its ids.
+struct BlockValues {
+  static constexpr int kRegisters = kBlock / kLanes;
+  Floats v[kRegisters];
+
+  DRAFTPROOF_INLINE Floats maxima(NanWatch& nan) const {
+    Floats m = larger(v[0], v[1]);
+    nan.see(v[0], v[1]);
+    for (int i = 2; i < kRegisters; i += 2) {
+      nan.see(v[i], v[i + 1]);
+      m = larger(m, larger(v[i], v[i + 1]));
+    }
+    return m;
+  }
+};
+
+DRAFTPROOF_INLINE BlockValues values_of(const float* from) {
+  BlockValues block;
+  for (int i = 0; i < BlockValues::kRegisters; ++i) block.v[i] = load(from + i * kLanes);
+  return block;
 }
 
-inline float bfloat_to_float(uint16_t h) { return bits_to_float(static_cast<int32_t>(static_cast<uint32_t>(h) << 16)); }
+// A whole block of a contiguous row. Of bfloat16 two ids at once: even ones come first, then odd ones.
+template <DType type>
+DRAFTPROOF_INLINE BlockValues values_at(const void* data, int64_t b) {
+  if constexpr (type == DType::f32) {
+    return values_of(static_cast<const float*>(data) + b * kBlock);
+  } else {
+    const uint16_t* from = static_cast<const uint16_t*>(data) + b * kBlock;
+    BlockValues block;
+    constexpr int half = BlockValues::kRegisters / 2;
+    for (int i = 0; i < half; ++i) {
+      if constexpr (type == DType::bf16) {
+        const Bits two = load_as<Bits>(from + 2 * i * kLanes);
+        block.v[i] = (Floats)(two << 16);
+        block.v[half + i] = (Floats)(two & 0xFFFF0000u);
+      } else {
+        block.v[i] = load_halves(from + i * kLanes);
+        block.v[half + i] = load_halves(from + (half + i) * kLanes);
+      }
+    }
+    return block;
+  }
+}
 
 class Row {
  public:
@@ -49,9 +74,10 @@ class Row {
     in_ = input;
     vocab_ = input.vocab;
     blocks_ = (vocab_ + kBlock - 1) / kBlock;
-    for (const auto& patch : patches_) touched_[patch.first / kBlock] = 0;
-    patches_.clear();
-    if (input.penalty != 1.0f) collect_patches(history);
+    plain_ = direct() && input.dtype == DType::f32 ? vocab_ / kBlock : 0;
+    for (const int32_t block : touched_) penalised_[block] = 0;
+    touched_.clear();
+    if (input.penalty != 1.0f) mark(history);
   }
 
   int64_t vocab() const { return vocab_; }
@@ -59,27 +85,68 @@ class Row {
   int width(int64_t block) const {
     return static_cast<int>(std::min<int64_t>(kBlock, vocab_ - block * kBlock));
   }
+  // Whether blocks can be read as they lie in memory, but for penalties.
+  bool direct() const { return in_.stride == 1 && in_.mask_kind == MaskKind::none && in_.dtype != DType::f64; }
+  const std::vector<int32_t>& touched() const { return touched_; }  // blocks with a penalised id
+
+  // The maxima of blocks as they lie in memory, kLanes whole blocks at a time: visit(first, maxima). Returns the first
+  // block not visited. For direct rows.
+  template <class Visit>
+  DRAFTPROOF_INLINE int64_t visit_maxima(NanWatch& nan, const Visit& visit) const {
+    switch (in_.dtype) {
+      case DType::f32: return visit_with<DType::f32>(nan, visit);
+      case DType::bf16: return visit_with<DType::bf16>(nan, visit);
+      default: return visit_with<DType::f16>(nan, visit);
+    }
+  }
+
+  // Whether the maximum of a block as it lies in memory may not be the one after penalties.
+  bool penalty_can_move(int64_t block, float maximum) const {
+    for (uint64_t bits = penalised_[block]; bits; bits &= bits - 1) {
+      const float logit = raw(block * kBlock + std::countr_zero(bits));
+      if (in_.penalty > 1.0f ? logit == maximum : penalised(logit) >= maximum) return true;
+    }
+    return false;
+  }
 
   // The 64 logits of a block after penalty and mask, -inf beyond the row's end. `buffer` holds them if needed.
-  const float* load(int64_t block, float* buffer) const {
-    const bool whole = width(block) == kBlock;
-    const bool patched = is_patched(block);
-    if (whole && !patched && in_.dtype == DType::f32 && in_.stride == 1 && in_.mask_kind == MaskKind::none)
-      return static_cast<const float*>(in_.data) + block * kBlock;
-    widen(block, buffer);
-    if (patched) patch(block, buffer);
-    if (in_.mask_kind != MaskKind::none) mask(block, buffer);
-    return buffer;
+  DRAFTPROOF_INLINE const float* load(int64_t block, float* buffer) const {
+    if (block < plain_ && !is_penalised(block)) return static_cast<const float*>(in_.data) + block * kBlock;
+    return load_slowly(block, buffer);
   }
 
   float at(int64_t id) const {
     if (id < 0 || !allowed(id)) return -kInfinity;
-    if (const uint64_t below = uint64_t{1} << (id % kBlock); !patches_.empty() && (touched_[id / kBlock] & below))
-      return patches_[first_[id / kBlock] + std::popcount(touched_[id / kBlock] & (below - 1))].second;
-    return raw(id);
+    const bool patched = is_penalised(id / kBlock) && (penalised_[id / kBlock] >> (id % kBlock) & 1);
+    return patched ? penalised(raw(id)) : raw(id);
   }
 
  private:
+  template <DType type, class Visit>
+  DRAFTPROOF_INLINE int64_t visit_with(NanWatch& nan, const Visit& visit) const {
+    const int64_t end = vocab_ / (kBlock * kLanes) * kLanes;
+    NanWatch seen = nan;
+    for (int64_t first = 0; first < end; first += kLanes)
+      visit(first, maxima<kLanes>([&](int64_t b)
+                                      DRAFTPROOF_ALWAYS { return values_at<type>(in_.data, b).maxima(seen); },
+                                  first));
+    nan = seen;
+    return end;
+  }
+
+  [[gnu::noinline]] const float* load_slowly(int64_t block, float* buffer) const {
+    widen(block, buffer);
+    if (is_penalised(block))
+      for (uint64_t bits = penalised_[block]; bits; bits &= bits - 1) {
+        float& logit = buffer[std::countr_zero(bits)];
+        logit = penalised(logit);
+      }
+    if (in_.mask_kind != MaskKind::none) mask(block, buffer);
+    return buffer;
+  }
+
+  float penalised(float logit) const { return logit < 0.0f ? logit * in_.penalty : logit / in_.penalty; }
+
   float raw(int64_t id) const {
     const int64_t at = id * in_.stride;
     switch (in_.dtype) {
@@ -93,7 +160,8 @@ class Row {
   bool allowed(int64_t id) const {
     switch (in_.mask_kind) {
       case MaskKind::none: return true;
-      case MaskKind::bytes: return id >= in_.mask_vocab || static_cast<const uint8_t*>(in_.mask)[id * in_.mask_stride] != 0;
+      case MaskKind::bytes:
+        return id >= in_.mask_vocab || static_cast<const uint8_t*>(in_.mask)[id * in_.mask_stride] != 0;
       default:
         return id >= in_.mask_vocab ||
                (static_cast<const int32_t*>(in_.mask)[(id >> 5) * in_.mask_stride] >> (id & 31) & 1) != 0;
@@ -106,14 +174,22 @@ class Row {
     if (in_.stride == 1) {
       switch (in_.dtype) {
         case DType::f32: std::memcpy(buffer, static_cast<const float*>(in_.data) + start, n * sizeof(float)); break;
-        case DType::f64: convert(static_cast<const double*>(in_.data) + start, n, buffer, [](double x) { return static_cast<float>(x); }); break;
-        case DType::f16: convert(static_cast<const uint16_t*>(in_.data) + start, n, buffer, half_to_float); break;
+        case DType::f64: convert(static_cast<const double*>(in_.data) + start, n, buffer, double_to_float); break;
+        case DType::f16: widen_halves(static_cast<const uint16_t*>(in_.data) + start, n, buffer); break;
         default: convert(static_cast<const uint16_t*>(in_.data) + start, n, buffer, bfloat_to_float); break;
       }
     } else {
       for (int i = 0; i < n; ++i) buffer[i] = raw(start + i);
     }
     for (int i = n; i < kBlock; ++i) buffer[i] = -kInfinity;
+  }
+
+  static void widen_halves(const uint16_t* from, int n, float* to) {
+    if (n == kBlock) {
+      for (int i = 0; i < kBlock; i += kLanes) store(to + i, load_halves(from + i));
+    } else {
+      convert(from, n, to, half_to_float);
+    }
   }
 
   template <class T, class F>
@@ -127,43 +203,40 @@ class Row {
 
   void mask(int64_t block, float* buffer) const {
     const int64_t start = block * kBlock;
-    const int n = width(block);
-    for (int i = 0; i < n; ++i)
-      if (!allowed(start + i)) buffer[i] = -kInfinity;
-  }
-
-  // One bit per id removes repetitions and gives the order.
-  void collect_patches(const Patches& history) {
-    if (static_cast<int64_t>(touched_.size()) < blocks_) touched_.resize(blocks_, 0);
-    for (const auto& part : {history.before, history.drafted})
-      for (int64_t i = 0; i < part.size; ++i) {
-        const int64_t id = part.ids[i * part.stride];
-        if (id >= 0 && id < vocab_) touched_[id / kBlock] |= uint64_t{1} << (id % kBlock);
-      }
-    if (static_cast<int64_t>(first_.size()) < blocks_) first_.resize(blocks_);
-    for (int64_t b = 0; b < blocks_; ++b) {
-      first_[b] = static_cast<int32_t>(patches_.size());
-      for (uint64_t bits = touched_[b]; bits; bits &= bits - 1) {
-        const int64_t id = b * kBlock + std::countr_zero(bits);
-        const float l = raw(id);
-        patches_.emplace_back(id, l < 0.0f ? l * in_.penalty : l / in_.penalty);
-      }
+    if (in_.mask_stride != 1 || start + kBlock > in_.mask_vocab) {
+      for (int i = 0; i < width(block); ++i)
+        if (!allowed(start + i)) buffer[i] = -kInfinity;
+    } else if (in_.mask_kind == MaskKind::bytes) {
+      const uint8_t* keep = static_cast<const uint8_t*>(in_.mask) + start;
+      for (int i = 0; i < kBlock; ++i) buffer[i] = keep[i] ? buffer[i] : -kInfinity;
+    } else {
+      const int32_t* words = static_cast<const int32_t*>(in_.mask) + start / 32;
+      for (int half = 0; half < 2; ++half)
+        for (int i = 0; i < 32; ++i)
+          buffer[32 * half + i] = words[half] >> i & 1 ? buffer[32 * half + i] : -kInfinity;
     }
   }
 
-  bool is_patched(int64_t block) const { return !patches_.empty() && touched_[block] != 0; }
-
-  void patch(int64_t block, float* buffer) const {
-    const auto* patch = patches_.data() + first_[block];
-    for (int left = std::popcount(touched_[block]); left > 0; --left, ++patch)
-      buffer[patch->first % kBlock] = patch->second;
+  // One bit per id removes repetitions.
+  void mark(const Patches& history) {
+    if (static_cast<int64_t>(penalised_.size()) < blocks_) penalised_.resize(blocks_, 0);
+    for (const auto& part : {history.before, history.drafted})
+      for (int64_t i = 0; i < part.size; ++i) {
+        const int64_t id = part.ids[i * part.stride];
+        if (id < 0 || id >= vocab_) continue;
+        uint64_t& bits = penalised_[id / kBlock];
+        if (bits == 0) touched_.push_back(static_cast<int32_t>(id / kBlock));
+        bits |= uint64_t{1} << (id % kBlock);
+      }
   }
+
+  bool is_penalised(int64_t block) const { return !touched_.empty() && penalised_[block] != 0; }
 
   RowInput in_{};
   int64_t vocab_ = 0, blocks_ = 0;
-  std::vector<std::pair<int64_t, float>> patches_;  // (id, penalised logit), by id
-  std::vector<uint64_t> touched_;                   // per block, the ids that have a patch
-  std::vector<int32_t> first_;                      // per block, its first patch
+  int64_t plain_ = 0;                // blocks before this one are read in place, but for penalties
+  std::vector<uint64_t> penalised_;  // per block, the ids of the history
+  std::vector<int32_t> touched_;     // the blocks that have any
 };
 
 }  // namespace DRAFTPROOF_LEVEL

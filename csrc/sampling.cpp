@@ -132,7 +132,7 @@ float read(const float* data, int64_t size) {
   int64_t i = 0;
   for (; i + 4 * kLanes <= size; i += 4 * kLanes)
     for (int j = 0; j < 4; ++j) {
-      const Floats v = *reinterpret_cast<const Floats*>(data + i + kLanes * j);
+      const Floats v = load(data + i + kLanes * j);
       lanes[j] = v > lanes[j] ? v : lanes[j];
     }
   float best = -kInfinity;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <system_error>
@@ -13,27 +14,79 @@
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
 #endif
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
 namespace draftproof {
 namespace {
+
+// Flush-to-zero and denormals-are-zero are the caller's business outside, ours inside: off.
+class IeeeScope {
+#if defined(__x86_64__)
+  unsigned saved_ = _mm_getcsr();
+
+ public:
+  IeeeScope() { _mm_setcsr(saved_ & ~0x8040u); }
+  ~IeeeScope() { _mm_setcsr(saved_); }
+#elif defined(__aarch64__)
+  uint64_t saved_;
+
+ public:
+  IeeeScope() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    asm volatile("msr fpcr, %0" ::"r"(saved_ & ~(uint64_t{1} << 24)));
+  }
+  ~IeeeScope() { asm volatile("msr fpcr, %0" ::"r"(saved_)); }
+#endif
+};
+
+// Whether this thread works on a piece of something larger: then it shares no further.
+thread_local bool sharing = false;
 
 struct Job {
   const std::function<void(int64_t, int64_t)>* work;
   int64_t rows, grain;
   std::atomic<int64_t> next{0}, finished{0};
+  std::once_flag first_failure;
+  std::exception_ptr failure;  // of the piece that failed first
 
   // Work on pieces until none is left to begin.
   void help() {
+    const IeeeScope ieee;
+    sharing = true;
+    take();
+    sharing = false;
+  }
+
+ private:
+  void take() {
     for (;;) {
       const int64_t first = next.fetch_add(grain, std::memory_order_relaxed);
       if (first >= rows) return;
       const int64_t last = std::min(first + grain, rows);
-      (*work)(first, last);
+      try {
+        (*work)(first, last);
+      } catch (...) {
+        std::call_once(first_failure, [this] { failure = std::current_exception(); });
+      }
       finished.fetch_add(last - first, std::memory_order_release);
       finished.notify_all();
     }
   }
 };
+
+// A thread that has just worked is likely to be wanted again: it looks for work a while before it sleeps, and the
+// caller for the end of it, since waking a thread costs about as much as reading a row.
+constexpr int kSpins = 2000;
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 // Threads start on first use and live as long as the process; a pool is never destroyed, since they may be running.
 // A forked child has none of its parent's threads, so it begins with a pool of its own.
@@ -61,7 +114,8 @@ class Pool {
     } catch (const std::system_error&) {
     }
     for (int i = 0; i < std::min(helpers, started_); ++i) queue_.push_back(job);
-    wake_.notify_all();
+    waiting_.store(static_cast<int>(queue_.size()), std::memory_order_relaxed);
+    if (asleep_ > 0) wake_.notify_all();
   }
 
  private:
@@ -72,12 +126,16 @@ class Pool {
 
   void loop() {
     for (;;) {
+      for (int i = 0; i < kSpins && waiting_.load(std::memory_order_relaxed) == 0; ++i) pause();
       std::shared_ptr<Job> job;
       {
         std::unique_lock lock(mutex_);
+        ++asleep_;
         wake_.wait(lock, [this] { return !queue_.empty(); });
+        --asleep_;
         job = std::move(queue_.front());
         queue_.pop_front();
+        waiting_.store(static_cast<int>(queue_.size()), std::memory_order_relaxed);
       }
       job->help();
     }
@@ -86,7 +144,8 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::shared_ptr<Job>> queue_;
-  int started_ = 0;
+  std::atomic<int> waiting_{0};  // jobs in the queue, to look at without the lock
+  int started_ = 0, asleep_ = 0;
 };
 
 std::atomic<int> threads{0};
@@ -102,8 +161,9 @@ void set_num_threads(int n) { threads.store(n, std::memory_order_relaxed); }
 
 void parallel_rows(int64_t rows, int64_t grain, const std::function<void(int64_t, int64_t)>& work) {
   const int64_t pieces = (rows + grain - 1) / grain;
-  const int helpers = static_cast<int>(std::min<int64_t>(num_threads(), pieces)) - 1;
+  const int helpers = sharing ? 0 : static_cast<int>(std::min<int64_t>(num_threads(), pieces)) - 1;
   if (helpers <= 0) {
+    const IeeeScope ieee;
     if (rows > 0) work(0, rows);
     return;
   }
@@ -113,9 +173,11 @@ void parallel_rows(int64_t rows, int64_t grain, const std::function<void(int64_t
   job->grain = grain;
   Pool::instance().submit(job, helpers);
   job->help();
+  for (int i = 0; i < kSpins && job->finished.load(std::memory_order_acquire) < rows; ++i) pause();
   for (int64_t done = job->finished.load(std::memory_order_acquire); done < rows;
        done = job->finished.load(std::memory_order_acquire))
     job->finished.wait(done, std::memory_order_acquire);
+  if (job->failure) std::rethrow_exception(job->failure);
 }
 
 }  // namespace draftproof

@@ -10,7 +10,9 @@ namespace draftproof {
 int num_threads();
 void set_num_threads(int n);
 
-// Call `work(first, last)` over [0, rows) in pieces of `grain` rows, on at most num_threads() threads.
+// Call `work(first, last)` over [0, rows), which may be blocks of one row too, in pieces of `grain`, on at most
+// num_threads() threads. From inside one of several pieces it is one call on the same thread. Denormals are kept
+// meanwhile. Throws what `work` throws.
 void parallel_rows(int64_t rows, int64_t grain, const std::function<void(int64_t, int64_t)>& work);
 
 }  // namespace draftproof

@@ -1,7 +1,10 @@
 // Chain verification, one sequence at a time: position by position, stopping at the first rejection where the rule does.
 #include "verification.h"
 
+#include <optional>
+
 #include "sampling.h"
+#include "threads.h"
 
 namespace draftproof {
 namespace DRAFTPROOF_LEVEL {
@@ -115,16 +118,26 @@ class Residual {
         return total;
       }
     }
-    sums_.assign(p_.row().blocks(), 0);
-    alignas(64) int64_t masses[kBlock];
-    for (int64_t b = 0; b < p_.row().blocks(); ++b) {
-      if (!block(b, masses)) continue;
-      int64_t s = 0;
-      for (int i = 0; i < kBlock; ++i) s += masses[i];
-      sums_[b] = s;
-      total += s;
-    }
+    sums_.resize((p_.row().blocks() + kTile - 1) / kTile);
+    parallel_rows(static_cast<int64_t>(sums_.size()), kSharedBlocks / kTile, [&](int64_t first, int64_t last) {
+      for (int64_t tile = first; tile < last; ++tile) sums_[tile] = sum_of_tile(tile * kTile);
+    });
+    for (const int64_t sum : sums_) total += sum;
     return total;
+  }
+
+  // Whether u < h, h = S / (S + 1 - P) and S the residual's sum, from rough weights; none where they leave a doubt: p
+  // and q are each within 0.4 %.
+  std::optional<bool> roughly_accepts(float u) const {
+    if constexpr (requires { p_.rough_weights(Floats{}, 1.0f); }) {
+      if (!q_ || !p_.can_be_rough() || !q_->can_be_rough()) return std::nullopt;
+      const double s = rough_sum(), rest = 1.0 - static_cast<double>(scale_), doubt = 0.004 * (scale_ + 1.0);
+      if (s - doubt <= 0.0) return std::nullopt;
+      const double low = (s - doubt) / (s - doubt + rest), high = (s + doubt) / (s + doubt + rest);
+      if (u < low - 1e-5) return true;
+      if (u > high + 1e-5) return false;
+    }
+    return std::nullopt;
   }
 
   // After `sum`, which gave `total` above 0.
@@ -137,15 +150,13 @@ class Residual {
         if ((prefix += mass) > threshold) return id;
       return -1;  // unreachable: the threshold is below the total
     }
-    alignas(64) int64_t masses[kBlock];
-    for (int64_t b = 0; b < p_.row().blocks(); ++b) {
-      if (prefix + sums_[b] <= threshold) {
-        prefix += sums_[b];
-        continue;
-      }
-      block(b, masses);
+    size_t tile = 0;
+    for (; tile + 1 < sums_.size() && prefix + sums_[tile] <= threshold; ++tile) prefix += sums_[tile];
+    alignas(64) float rest[kBlock];
+    for (int64_t b = static_cast<int64_t>(tile) * kTile; b < p_.row().blocks(); ++b) {
+      if (!block(b, rest)) continue;
       for (int i = 0; i < kBlock; ++i)
-        if ((prefix += masses[i]) > threshold) return b * kBlock + i;
+        if ((prefix += static_cast<int64_t>(rest[i])) > threshold) return b * kBlock + i;
     }
     return -1;  // unreachable: the threshold is below the total
   }
@@ -154,27 +165,79 @@ class Residual {
   int64_t mass(int64_t p, int64_t q) const {
     return residual_mass(scale_, static_cast<float>(p) * p_factor_, static_cast<float>(q) * q_factor_);
   }
-  bool block(int64_t b, int64_t* masses) const {
-    alignas(64) float p[kBlock], q[kBlock];
-    if (!p_.block_masses(b, p)) return false;
+  double rough_sum() const {
+    std::vector<double> parts((p_.row().blocks() + kTile - 1) / kTile);
+    parallel_rows(static_cast<int64_t>(parts.size()), kSharedBlocks / kTile, [&](int64_t first, int64_t last) {
+      alignas(64) float p_buffer[kBlock], q_buffer[kBlock];
+      for (int64_t tile = first; tile < last; ++tile) {
+        Floats sum = {};
+        for (int64_t b = tile * kTile; b < std::min((tile + 1) * kTile, p_.row().blocks()); ++b) {
+          const float* p = p_.row().load(b, p_buffer);
+          const bool drafted = b < q_->row().blocks();
+          const float* q = drafted ? q_->row().load(b, q_buffer) : nullptr;
+          for (int i = 0; i < kBlock; i += kLanes) {
+            const Floats target = p_.rough_weights(load(p + i), p_factor_ * scale_ * kMassOne);
+            const Floats draft = drafted ? q_->rough_weights(load(q + i), q_factor_ * kMassOne) : Floats{};
+            sum += larger(target - draft, Floats{});
+          }
+        }
+        for (int i = 0; i < kLanes; ++i) parts[tile] += sum[i];
+      }
+    });
+    double total = 0.0;
+    for (const double part : parts) total += part;
+    return total;
+  }
+
+  int64_t sum_of_tile(int64_t start) const {
+    WideSum sum;
+    alignas(64) float rest[kBlock];
+    for (int64_t b = start; b < std::min(start + kTile, p_.row().blocks()); ++b) {
+      if (!block(b, rest)) continue;
+      for (int i = 0; i < kBlock; i += kLanes) sum.add(load(rest + i));
+    }
+    return sum.total();
+  }
+  // The residual masses of a block, not yet truncated.
+  bool block(int64_t b, float* rest) const {
+    alignas(64) float q[kBlock];
+    if (!p_.block_masses(b, rest)) return false;
     const bool drafted = b < q_->row().blocks() && q_->block_masses(b, q);
-    if (!drafted)
-      for (int i = 0; i < kBlock; ++i) q[i] = 0.0f;
-    for (int i = 0; i < kBlock; ++i) masses[i] = residual_mass(scale_, p[i] * p_factor_, q[i] * q_factor_);
+    for (int i = 0; i < kBlock; i += kLanes) {
+      const Floats target = load(rest + i) * p_factor_ * scale_;
+      const Floats draft = drafted ? load(q + i) * q_factor_ : Floats{};
+      store(rest + i, larger(target - draft, Floats{}) * 0x1p61f);
+    }
     return true;
   }
 
+  static constexpr int64_t kTile = 16;  // blocks whose sum is kept
   const L& p_;
   const L* q_;
   int64_t token_;
   float scale_, p_factor_, q_factor_;
-  std::vector<int64_t> sums_;
+  std::vector<int64_t> sums_;  // of each tile
   std::vector<std::pair<int64_t, int64_t>> list_;
 };
 
 template <class L>
 float probability(const L& law, int64_t token) {
   return static_cast<float>(law.mass(token)) * reciprocal(law.total());
+}
+
+// Probabilities fall as the total grows, under rounding too: bounds on the totals decide most tests.
+template <class L>
+bool accepts(float u, const L& p, const L* q, int64_t token) {
+  const float p_mass = static_cast<float>(p.mass(token));
+  const float q_mass = q ? static_cast<float>(q->mass(token)) : 1.0f;
+  const auto test = [&](int64_t p_total, int64_t q_total) {
+    return u * (q ? q_mass * reciprocal(q_total) : 1.0f) < p_mass * reciprocal(p_total);
+  };
+  const auto in_p = p.total_bounds();
+  const auto in_q = q ? q->total_bounds() : in_p;
+  if (test(in_p.high, in_q.low)) return true;
+  if (!test(in_p.low, in_q.high)) return false;
+  return test(p.total(), q ? q->total() : 0);
 }
 
 template <class L>
@@ -213,17 +276,32 @@ Outcome token_rule(const Sequence& s, L& p, L& q) {
   Outcome outcome;
   for (int64_t i = 0; i < s.ends.length; ++i) {
     if (!prepare_pair(s, p, q, i, outcome)) return outcome;
-    const float p_token = probability(p, s.draft(i));
-    const float q_token = s.point_mass() ? 1.0f : probability(q, s.draft(i));
-    if (q_token == 0.0f) outcome.status |= kOffSupport;
-    if (!(s.accept(i) * q_token < p_token)) {
-      draw_correction(s, p, s.point_mass() ? nullptr : &q, 1.0f, i, outcome);
+    const L* drafted = s.point_mass() ? nullptr : &q;
+    if (drafted && drafted->mass(s.draft(i)) == 0) outcome.status |= kOffSupport;
+    if (!accepts(s.accept(i), p, drafted, s.draft(i))) {
+      draw_correction(s, p, drafted, 1.0f, i, outcome);
       return outcome;
     }
     outcome.accepted = i + 1;
   }
   draw_bonus(s, p, s.ends.length, outcome);
   return outcome;
+}
+
+// Whether rule block takes the first i drafts, if it takes no more.
+template <class L>
+bool accepts_prefix(const Sequence& s, const L& p, const L& q, float scale, int64_t i) {
+  const float u = s.accept(i - 1);
+  float rest;
+  if (s.point_mass()) {
+    rest = scale * (static_cast<float>(p.total() - p.mass(s.draft(i))) * reciprocal(p.total()));
+  } else {
+    Residual<L> residual(p, &q, s.draft(i), scale);
+    if (const auto accepted = residual.roughly_accepts(u)) return *accepted;
+    rest = static_cast<float>(residual.sum()) * 0x1p-61f;
+  }
+  const float whole = rest + (1.0f - scale);
+  return u < (whole > 0.0f ? rest / whole : 1.0f);
 }
 
 template <class L>
@@ -235,16 +313,7 @@ Outcome block_rule(const Sequence& s, L& p, L& q) {
   for (int64_t i = 0; i < n; ++i) {
     if (!prepare_pair(s, p, q, i, outcome)) return outcome;
     const float here = scale[i];
-    if (i > 0) {
-      float rest;
-      if (s.point_mass()) {
-        rest = here * (static_cast<float>(p.total() - p.mass(s.draft(i))) * reciprocal(p.total()));
-      } else {
-        rest = static_cast<float>(Residual<L>(p, &q, s.draft(i), here).sum()) * 0x1p-61f;
-      }
-      const float whole = rest + (1.0f - here);
-      if (s.accept(i - 1) < (whole > 0.0f ? rest / whole : 1.0f)) outcome.accepted = i;
-    }
+    if (i > 0 && accepts_prefix(s, p, q, here, i)) outcome.accepted = i;
     const float p_token = probability(p, s.draft(i));
     const float q_token = s.point_mass() ? 1.0f : probability(q, s.draft(i));
     if (q_token == 0.0f) outcome.status |= kOffSupport;

@@ -1,0 +1,187 @@
+// Masses of a whole row, rough and exact; whether top-p holds a token, and where it ends.
+#include <atomic>
+#include <optional>
+
+#include "law.h"
+#include "threads.h"
+
+namespace draftproof {
+namespace DRAFTPROOF_LEVEL {
+namespace {
+
+// Pairs first: a chain of additions would wait for each one.
+template <class F>
+DRAFTPROOF_INLINE Floats sum_of_block(const F& at) {
+  Floats sum = at(0) + at(kLanes);
+  for (int i = 2 * kLanes; i < kBlock; i += 2 * kLanes) sum += at(i) + at(i + kLanes);
+  return sum;
+}
+
+constexpr int64_t kFlush = 32;  // blocks whose weights are summed in float32
+
+double sum_of_lanes(Floats lanes) {
+  double sum = 0.0;
+  for (int i = 0; i < kLanes; ++i) sum += lanes[i];
+  return sum;
+}
+
+}  // namespace
+
+// Bounds on a mass from a sum of rough weights. Sums in float32 over few blocks stay within 1e-4; a token that the
+// pinned weights drop counts at most 2^-39.
+template <class Rough>
+Law::Bounds Law::bounds_of(double sum) const {
+  const double dropped = static_cast<double>(row_.vocab()) * 0x1p-38;
+  const double low = sum * (1.0 / Rough::kHigh - 1e-4) - dropped, high = sum * (1.0 / Rough::kLow + 1e-4) + dropped;
+  return {static_cast<int64_t>(std::max(0.0, low) * 0x1p40), static_cast<int64_t>(high * 0x1p40)};
+}
+
+// Whether the top-p set holds a token. Exact: bounds decide only where they leave no doubt.
+bool Law::top_p_holds(const Rank& rank) const {
+  if (rank.logit == maximum_ && rank.id == argmax()) return true;
+  if (maximum_ < kInfinity && scale_ < 0x1p100f) {
+    if (const auto holds = roughly_holds<Coarse>(rank)) return *holds;
+    if (const auto holds = roughly_holds<Fine>(rank)) return *holds;
+  }
+  const auto [above, total] = exact_above(rank);
+  return above < theta(filters_.top_p, total);
+}
+
+// The rough weights of the blocks from `start` on, where `counts` says so.
+template <class Rough, class Counts>
+DRAFTPROOF_INLINE double Law::rough_sum(int64_t start, float reaching, const Counts& counts) const {
+  alignas(64) float buffer[kBlock];
+  const Floats maximum = all(maximum_);
+  Floats sum = {};
+  for (int64_t b = start; b < std::min(start + kFlush, row_.blocks()); ++b) {
+    if (!(maxima_[b] >= reaching)) continue;
+    const float* l = row_.load(b, buffer);
+    sum += sum_of_block([&](int i) DRAFTPROOF_ALWAYS {
+      const Floats v = load(l + i);
+      return counts(v) ? Rough::exp2(v - maximum, scale_) : Floats{};
+    });
+  }
+  return sum_of_lanes(sum);
+}
+
+// The mass that reaches the rank is needed whole, of the rest only enough. Theta may step back by 2 units where the
+// mass grows.
+template <class Rough>
+std::optional<bool> Law::roughly_holds(const Rank& rank) const {
+  const Floats wanted = all(rank.logit);
+  const float p = filters_.top_p;
+  double above = 0.0, ties = 0.0, below = 0.0;
+  for (int64_t start = 0; start < row_.blocks(); start += kFlush)
+    above += rough_sum<Rough>(start, rank.logit, [&](Floats v) DRAFTPROOF_ALWAYS { return v >= wanted; });
+  const int64_t most_above = bounds_of<Rough>(above).high;
+  for (int64_t start = 0; start < row_.blocks(); start += kFlush) {
+    below += rough_sum<Rough>(start, -kInfinity, [&](Floats v) DRAFTPROOF_ALWAYS { return v < wanted; });
+    if (most_above + 2 < theta(p, bounds_of<Rough>(above + below).low)) return true;
+  }
+  for (int64_t start = 0; start < row_.blocks(); start += kFlush)
+    ties += rough_sum<Rough>(start, rank.logit, [&](Floats v) DRAFTPROOF_ALWAYS { return v == wanted; });
+  if (bounds_of<Rough>(above - ties).low > theta(p, bounds_of<Rough>(above + below).high) + 2) return false;
+  return std::nullopt;
+}
+
+Law::Bounds Law::total_bounds() const {
+  if (total_ >= 0 || !can_be_rough()) return {total(), total()};
+  double sum = 0.0;
+  for (int64_t start = 0; start < row_.blocks(); start += kFlush)
+    sum += rough_sum<Fine>(start, -kInfinity, [](Floats v) DRAFTPROOF_ALWAYS { return v == v; });
+  return bounds_of<Fine>(sum);
+}
+
+int64_t Law::total() const {
+  if (total_ < 0) total_ = whole() ? mass_of_row() : mass_kept();
+  return total_;
+}
+
+// The mass ranked above a token, and that of the row.
+Law::Above Law::exact_above(const Rank& rank) const {
+  IntegerSum above, total;
+  int64_t ties = 0;
+  alignas(64) float buffer[kBlock];
+  const Floats wanted = all(rank.logit);
+  for (int64_t b = 0; b < row_.blocks(); ++b) {
+    if (!alive(b)) continue;
+    const float* l = row_.load(b, buffer);
+    if (!(maxima_[b] >= rank.logit)) {
+      for (int i = 0; i < kBlock; i += kLanes) total.add(masses_of(load(l + i)));
+      continue;
+    }
+    for (int i = 0; i < kBlock; i += kLanes) {
+      const Floats v = load(l + i);
+      total.add(masses_of(v), v > wanted, above);
+    }
+    for (int i = 0; i < kBlock; ++i) ties += l[i] == rank.logit && b * kBlock + i < rank.id;
+  }
+  return {above.total() + ties * mass_of(weight(rank.logit)), total.total()};
+}
+
+void Law::narrow_row() {
+  if (filters_.top_p < 1.0f) cut_row_at_top_p(theta(filters_.top_p, mass_of_row()));
+}
+
+int64_t Law::mass_kept() const {
+  IntegerSum total;
+  alignas(64) float masses[kBlock];
+  for (int64_t b = 0; b < row_.blocks(); ++b) {
+    if (!block_masses(b, masses)) continue;
+    for (int i = 0; i < kBlock; i += kLanes) total.add(load(masses + i));
+  }
+  return total.total();
+}
+
+// Before top-p and min-p. Integers: pieces may be added in any order.
+int64_t Law::mass_of_row() const {
+  std::atomic<int64_t> mass{0};
+  parallel_rows(row_.blocks(), kSharedBlocks, [&](int64_t first, int64_t last) {
+    IntegerSum sum;
+    alignas(64) float buffer[kBlock], masses[kBlock];
+    for (int64_t b = first; b < last; ++b) {
+      if (!alive(b)) continue;
+      const float* l = row_.load(b, buffer);
+      for (int i = 0; i < kBlock; i += kLanes) store(masses + i, masses_of(load(l + i)));
+      for (int i = 0; i < kBlock; i += kLanes) sum.add(load(masses + i));  // apart: faster than in one loop
+    }
+    mass += sum.total();
+  });
+  return mass;
+}
+
+// Exact end of the top-p prefix: masses by bins of t, then the one bin where the limit is crossed, ranked.
+void Law::cut_row_at_top_p(int64_t limit) {
+  constexpr int kBins = 1024;
+  std::vector<int64_t> bins(kBins, 0);
+  const auto bin_of = [](float t) { return static_cast<int>(std::clamp(-t * 25.6f, 0.0f, kBins - 1.0f)); };
+  alignas(64) float buffer[kBlock];
+  const auto each = [&](auto&& visit) {
+    for (int64_t b = 0; b < row_.blocks(); ++b) {
+      if (!alive(b)) continue;
+      const float* l = row_.load(b, buffer);
+      for (int i = 0; i < kBlock; ++i) {
+        const float t = t_of(l[i]);
+        if (t >= -40.0f) visit(l[i], b * kBlock + i, t);
+      }
+    }
+  };
+  each([&](float, int64_t, float t) { bins[bin_of(t)] += mass_of(exp2_pinned(t)); });
+  int64_t above = 0;
+  int crossing = 0;
+  while (crossing < kBins - 1 && above + bins[crossing] < limit) above += bins[crossing++];
+  unsorted_.clear();
+  each([&](float l, int64_t id, float t) {
+    if (bin_of(t) == crossing) unsorted_.push_back({l, id});
+  });
+  std::sort(unsorted_.begin(), unsorted_.end(),
+            [](const Candidate& a, const Candidate& b) { return ranked_above(a.logit, a.id, {b.logit, b.id}); });
+  for (const Candidate& c : unsorted_) {
+    if (!(above < limit)) break;
+    end_ = {c.logit, c.id + 1};
+    above += mass_of(weight(c.logit));
+  }
+}
+
+}  // namespace DRAFTPROOF_LEVEL
+}  // namespace draftproof
