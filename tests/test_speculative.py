@@ -554,3 +554,17 @@ def test_positions_end(inputs: dict[str, Any]) -> None:
         generate(Speculative(guesser, k=6), inputs, model, max_new_tokens=None, max_length=32).tolist()
         == truth.tolist()
     )
+
+
+def test_masks_with_holes() -> None:
+    """Whatever prompt columns a mask hides stay hidden, and are moved with their row."""
+    mask = FIVE["attention_mask"].clone()
+    mask[1, -6:-3] = 0
+    mask[3, -4] = 0
+    for arguments in ({}, {"repetition_penalty": 1.3}):
+        inputs = FIVE | {"attention_mask": mask}
+        truth = generate(None, inputs, **arguments)
+        rows = [row[int(m.argmax()) :].tolist() for row, m in zip(truth, mask, strict=True)]
+        speculative = Speculative(zoo.Guesser(rows), k=4)
+        assert generate(speculative, inputs, **arguments).tolist() == truth.tolist()
+        assert all(stats.accepted > 0 for stats in speculative.stats)

@@ -142,6 +142,26 @@ def test_sliding_window(name: str, inputs: dict[str, Any]) -> None:
     for own, other in zip(output.cache.layers, expected.cache.layers, strict=True):
         assert own.keys.shape == other.keys.shape
         torch.testing.assert_close(own.keys[:, :, -5:], other.keys[:, :, -5:], rtol=1e-3, atol=1e-3)
+    assert [vars(layer).get("record_past") for layer in output.cache.layers] == [
+        vars(layer).get("record_past") for layer in expected.cache.layers
+    ]
+
+
+@pytest.mark.parametrize("inputs", [ONE, FIVE], ids=["one", "five"])
+def test_conversation_with_a_window(inputs: dict[str, Any]) -> None:
+    """Turns with drafts and turns without take over one another's cache."""
+    model, outputs = zoo.model("mistral"), []
+    for turns in ((True, False, True), (False, False, False)):
+        cache, turn = transformers.DynamicCache(config=model.config), dict(inputs)
+        for drafted in turns:
+            speculative = Speculative(zoo.draft_model("mistral"), k=4) if drafted else None
+            output = generate(model, turn, speculative, max_new_tokens=12, cache=cache)
+            turn["input_ids"] = torch.cat([output, output[:, :3]], 1)
+            mask = torch.ones(len(output), turn["input_ids"].shape[1] - turn["attention_mask"].shape[1]).long()
+            turn["attention_mask"] = torch.cat([turn["attention_mask"], mask], 1)
+        outputs.append(output.tolist())
+        assert all(layer.keys.shape[-2] == 7 for layer in cache.layers)
+    assert outputs[0] == outputs[1]
 
 
 def test_static_cache() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from transformers import cache_utils
@@ -45,6 +46,18 @@ def _remedy(layer: Any) -> str:
     if layer.is_croppable:
         return "pass one sequence at a time"
     return "leave out cache_implementation and cache"
+
+
+@contextmanager
+def recording(cache: Any) -> Iterator[None]:
+    """Let layers of limited memory keep what a crop needs, and forget it afterwards as they did before."""
+    forgetful = [layer for layer in cache.layers if not getattr(layer, "record_past", True)]
+    cache.activate_past_recording()
+    try:
+        yield
+    finally:
+        for layer in forgetful:
+            layer.record_past = False
 
 
 def move_rows(cache: Any, by: Sequence[int]) -> None:

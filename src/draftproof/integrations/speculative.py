@@ -21,7 +21,7 @@ from ..errors import ValueRangeError
 from ..rng.streams import row_seeds
 from ..types import Array, SamplingParams
 from .batch import Forward, Sequences
-from .caches import NAME, check_cache
+from .caches import NAME, check_cache, recording
 from .causal_lm import CausalLM, model_drafter
 from .lockstep import Kept, Lockstep
 from .logits_processors import Processors
@@ -130,9 +130,10 @@ class Speculative:
         full = bool(generation_config.return_dict_in_generate)
         scores, logits = full and generation_config.output_scores, full and generation_config.output_logits
         kept = Kept(batch, bool(scores), bool(logits), sequences.pad)
-        cache.activate_past_recording()
         forward = Forward(model, sequences, arguments, columns, generation_config.prefill_chunk_size)
-        Lockstep(generations, sequences, forward, processors, stopping_criteria, starts, kept, self.streamer).run()
+        rounds = Lockstep(generations, sequences, forward, processors, stopping_criteria, starts, kept, self.streamer)
+        with recording(cache):
+            rounds.run()
         length = max(sequences.lengths)
         if not full:
             return sequences.prefix(length)
