@@ -164,8 +164,8 @@ inline std::vector<float> any_values(Bytes& bytes, int64_t size, bool probabilit
     const int64_t used = 1 + bytes.below(8);
     for (float& x : values) x = palette[random.below(used)];
   } else {
-    const float scale = bytes.pick({1.0f, 3.0f, 0.01f, 30.0f, 1e-6f, 1e4f, 1e36f, 1e-42f});
-    const float shift = bytes.pick({0.0f, 0.0f, 0.0f, 20.0f, -1000.0f});
+    const float scale = bytes.pick({1.0f, 3.0f, 0.01f, 30.0f, 1e-6f, 3e-4f, 1e36f, 1e-42f});
+    const float shift = bytes.pick({0.0f, 0.0f, 0.0f, 20.0f, 1000.0f, -1000.0f});
     const bool peaked = bytes.chance(64), rounded = bytes.chance(64);
     for (float& x : values) {
       double u = random.unit() + random.unit() + random.unit() - 1.5;
