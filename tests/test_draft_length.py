@@ -117,6 +117,17 @@ def test_ratio_rules_look_at_no_clock(rule: str, measure: bool) -> None:
     assert (tuple(state.costs) != COSTS["float32"]) == (measure and rule in ("greedy", "match"))
 
 
+def test_what_was_measured_stays_where_it_may() -> None:
+    policy = DraftLength()
+    for _ in range(3):
+        state = policy.start(None, "greedy")
+        for width, seconds in ((0, 5.0), (0, 1.0), (3, 9.0)):
+            state.record(width, 0, seconds)
+    assert policy.start(None, "greedy").costs[3] > COSTS["float32"][3]
+    assert tuple(policy.start(None, "token").costs) == policy.costs == COSTS["float32"]
+    assert policy.start(ModelDrafter(TableModel(2), cost=0.5), "greedy").costs[2] == pytest.approx(policy.costs[2] + 1)
+
+
 @pytest.mark.parametrize("drafter", [MixDrafter(), ModelDrafter(TableModel(2))], ids=["mix", "model"])
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_a_seed_gives_the_same_tokens_under_any_load(rule: str, drafter: Any) -> None:

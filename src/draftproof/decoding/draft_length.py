@@ -141,12 +141,16 @@ class DraftLength:
             raise ValueRangeError(f"costs must be positive and finite, one a width from 0 on, got {costs!r}")
         self.costs = tuple(cost / table[0] for cost in table)
         self.measure = measure
+        self._measured: dict[float, list[float]] = {}
 
     def start(self, drafter: Any, rule: str) -> AdaptiveLength:
-        """Return the state for a new sequence."""
+        """Return the state for a new sequence; what was measured in those before stays, what was counted does not."""
         cost, estimates = getattr(drafter, "cost", 0.0), getattr(drafter, "estimates", False)
         costs = [c + cost * width for width, c in enumerate(self.costs)]
-        return AdaptiveLength(costs, estimates=estimates, measure=self.measure and rule in ("greedy", "match"))
+        measure = self.measure and rule in ("greedy", "match")
+        if measure:
+            costs = self._measured.setdefault(cost, costs)
+        return AdaptiveLength(costs, estimates=estimates, measure=measure)
 
 
 class AdaptiveLength:
