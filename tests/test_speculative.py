@@ -191,6 +191,18 @@ def test_padding_is_not_penalised() -> None:
         assert own[0].tolist() == row
 
 
+# transformers issue 36642: a penalty that leaves out the prompt.
+@BATCHES
+@pytest.mark.parametrize("ignored", [None, 3, "prompt", "rows"])
+def test_own_penalty(inputs: dict[str, Any], ignored: Any) -> None:
+    """What the penalty counts is the user's choice: the prompt or not, the padding too."""
+    width, rows = inputs["input_ids"].shape[1], torch.arange(len(inputs["input_ids"])) + 2
+    length = {"prompt": width, "rows": rows}.get(ignored, ignored)
+    penalty = transformers.RepetitionPenaltyLogitsProcessor(1.6, prompt_ignore_length=length)
+    for sampled in (False, True):
+        check(inputs, do_sample=sampled, logits_processor=[penalty])
+
+
 class LastPair(transformers.StoppingCriteria):  # type: ignore[misc]
     """Stops where two tokens add up to a number; remembers all it was asked."""
 
@@ -568,3 +580,17 @@ def test_masks_with_holes() -> None:
         speculative = Speculative(zoo.Guesser(rows), k=4)
         assert generate(speculative, inputs, **arguments).tolist() == truth.tolist()
         assert all(stats.accepted > 0 for stats in speculative.stats)
+
+
+@pytest.mark.parametrize(("dtype", "seed"), [(torch.float32, 3), (torch.bfloat16, None)])
+def test_no_clock_chooses_widths(dtype: Any, seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a seed, and where rows depend on the width of a forward."""
+    model = zoo.toy(rows=5).to(dtype)
+    widths = []
+    for step in (0.0, 1.0, -3.0):
+        monkeypatch.setattr("draftproof.decoding.generation.perf_counter", itertools.count(0.0, step).__next__)
+        speculative = Speculative(seed=seed)
+        generate(speculative, FIVE, model, do_sample=seed is not None)
+        widths.append([stats.drafted_by_position for stats in speculative.stats])
+    assert widths[0] == widths[1] == widths[2]
+    assert any(widths[0])
