@@ -156,29 +156,46 @@ def test_own_processor_sees_the_right_prefix(inputs: dict[str, Any], sampled: bo
     check(inputs, do_sample=sampled, logits_processor=[Hashed()], repetition_penalty=1.1, temperature=0.9, top_k=7)
 
 
+class Loose(zoo.Guesser):
+    """Drafts the truth, and then tokens that are forbidden."""
+
+    def propose(self, context: Any, width: int, **_: Any) -> Any:
+        tokens = super().propose(context, width).tokens
+        tokens[2:] = (tokens[1:2] + np.arange(4, 4 * len(tokens), 4)[: len(tokens[2:])]) % VOCAB
+        return zoo.Draft(tokens, None)
+
+
+def allowed_after(new: list[int], row: int) -> list[int]:
+    assert all((b - a - row) % 4 for a, b in itertools.pairwise(new))
+    return [token for token in range(1, VOCAB) if (token - (new or [0])[-1] - row) % 4]
+
+
+class Grammar(transformers.LogitsProcessor):  # type: ignore[misc]
+    """Does not bear what it has forbidden; 0, which it never allows, is padding."""
+
+    def __init__(self, prompt: int) -> None:
+        self.prompt = prompt
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        mask = torch.full_like(scores, -torch.inf)
+        for row, ids in enumerate(input_ids[:, self.prompt :].tolist()):
+            mask[row, allowed_after(list(itertools.takewhile(bool, ids)), row)] = 0
+        return scores + mask
+
+
 @BATCHES
-def test_constrained_by_a_function(inputs: dict[str, Any]) -> None:
-    """The function gets the number of the row; after a token it forbids it is asked nothing."""
-
-    def allowed(row: int, ids: Any) -> list[int]:
-        new = ids[inputs["input_ids"].shape[1] :].tolist()
-        assert all((b - a - row) % 4 for a, b in itertools.pairwise(new))
-        last = new[-1] if new else 0
-        return [token for token in range(VOCAB) if (token - last - row) % 4]
-
-    class Loose(zoo.Guesser):
-        """Drafts the truth, and then tokens that are forbidden."""
-
-        def propose(self, context: Any, width: int, **_: Any) -> Any:
-            tokens = super().propose(context, width).tokens
-            tokens[2:] = (tokens[1:2] + np.arange(4, 4 * len(tokens), 4)[: len(tokens[2:])]) % VOCAB
-            return zoo.Draft(tokens, None)
-
-    truth = generate(None, inputs, prefix_allowed_tokens_fn=allowed)
+@pytest.mark.parametrize("kind", ["function", "processor"])
+def test_constrained(inputs: dict[str, Any], kind: str) -> None:
+    """What is forbidden depends on the row's number; after a forbidden draft nothing is asked."""
+    prompt = inputs["input_ids"].shape[1]
+    arguments: dict[str, Any] = {
+        "function": {"prefix_allowed_tokens_fn": lambda row, ids: allowed_after(ids[prompt:].tolist(), row)},
+        "processor": {"logits_processor": [Grammar(prompt)]},
+    }[kind]
+    truth = generate(None, inputs, **arguments)
     speculative = Speculative(Loose(zoo.unpadded(truth, inputs)), k=4)
-    output = generate(speculative, inputs, prefix_allowed_tokens_fn=allowed)
-    assert output.tolist() == truth.tolist()
-    assert 0 < speculative.stats[0].accepted < speculative.stats[0].drafted
+    assert generate(speculative, inputs, **arguments).tolist() == truth.tolist()
+    assert all(0 < stats.accepted < stats.drafted for stats in speculative.stats)
 
 
 def test_padding_is_not_penalised() -> None:

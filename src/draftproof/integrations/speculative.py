@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -102,6 +103,8 @@ class Speculative:
             _checks.one_of("rule", rule, ("token", "block", "match"))
         self.drafter, self.rule, self.k, self.seed, self.streamer = drafter, rule, k, seed, streamer
         self.stats: list[Stats] = []
+        # What forwards cost is a matter of the model and the number of rows.
+        self._lengths: WeakKeyDictionary[Any, dict[tuple[int, bool], LengthPolicy]] = WeakKeyDictionary()
 
     def __call__(
         self,
@@ -183,9 +186,13 @@ class Speculative:
         if self.k != "auto":
             return self.k
         exact = model.dtype == torch.float32 and model.device.type == "cpu"
-        costs = _costs_of_batch(COSTS["float32" if exact else "bfloat16"], batch)
         # Where rows depend on the width of a forward, or a seed asks for the same again, no clock may choose widths.
-        return DraftLength(costs, measure=exact and self.seed is None)
+        measure = exact and self.seed is None
+        lengths = self._lengths.setdefault(model, {})
+        if (batch, measure) not in lengths:
+            costs = _costs_of_batch(COSTS["float32" if exact else "bfloat16"], batch)
+            lengths[batch, measure] = DraftLength(costs, measure=measure)
+        return lengths[batch, measure]
 
     def _seeds(self, batch: int) -> list[int]:
         seed = self.seed
