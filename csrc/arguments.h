@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cfloat>
+#include <functional>
 #include <initializer_list>
 #include <limits>
 #include <memory>
@@ -64,16 +65,6 @@ class Arguments {
             numbers(penalty, kPenalty), top_ks(top_k)};
   }
 
-  Column<int64_t> integers(nb::handle h, int64_t low, int64_t high) {
-    int64_t number;
-    if (integer(h, number)) {
-      require(number >= low && number <= high);
-      return {nullptr, 0, number};
-    }
-    const View v = per_row(h);
-    require(v.items == Items::i64);
-    return column<int64_t>(v, [&](int64_t x) { return x >= low && x <= high; });
-  }
   Column<int64_t> offsets(nb::handle h, int64_t drafted) { return integers(h, 0, kLargest - drafted); }
   Column<int64_t> draft_index(nb::handle h) {
     if (h.is_none()) return {nullptr, 0, -1};
@@ -108,6 +99,16 @@ class Arguments {
     require(v.ndim == 2 && v.items == Items::i64 && v.shape[0] == batch_);
     return {static_cast<const int64_t*>(v.data), v.shape[1], v.stride[0], v.stride[1]};
   }
+  // Draft tokens [B, K]: a copy, since a rule comes back to an id that it has looked at.
+  Matrix drafts(nb::handle h) {
+    const Matrix given = ids(h);
+    if (!plain) return {};
+    int64_t* own = keep<int64_t>(batch_, given.columns);
+    for (int64_t i = 0; i < batch_; ++i)
+      for (int64_t j = 0; j < given.columns; ++j)
+        own[i * given.columns + j] = given.data[i * given.row_stride + j * given.column_stride];
+    return {own, given.columns, given.columns, 1};
+  }
   Matrix history(nb::handle h) { return h.is_none() ? Matrix{} : ids(h); }
 
   // An int, a list of ints or [E], the same for each row, or [B, E].
@@ -138,7 +139,7 @@ class Arguments {
     require(v.ndim == 2 && v.shape[0] == batch_ && v.shape[1] == columns);
     require(v.items == Items::f32 || v.items == Items::f64);
     if (!plain) return nullptr;
-    float* own = keep<float>(batch_ * columns);
+    float* own = keep<float>(batch_, columns);
     for (int64_t i = 0; plain && i < batch_; ++i)
       for (int64_t j = 0; j < columns; ++j) {
         const float u = real(v, i * v.stride[0] + j * v.stride[1]);
@@ -171,9 +172,9 @@ class Arguments {
   std::vector<std::unique_ptr<char[]>> kept_;
 
   template <class T>
-  T* keep(int64_t size) {
-    if (size > kLargest / static_cast<int64_t>(sizeof(T))) throw std::bad_alloc();
-    kept_.emplace_back(new char[size * sizeof(T)]);
+  T* keep(int64_t rows, int64_t columns = 1) {
+    if (columns > 0 && rows > kLargest / static_cast<int64_t>(sizeof(T)) / columns) throw std::bad_alloc();
+    kept_.emplace_back(new char[rows * columns * sizeof(T)]);
     return reinterpret_cast<T*>(kept_.back().get());
   }
 
@@ -209,34 +210,43 @@ class Arguments {
       require(value >= range.low && value <= range.high && (value == 0.0 || value >= FLT_MIN));
       return {nullptr, 0, static_cast<float>(value)};
     }
-    View v = per_row(h);
+    const View v = per_row(h);
     require(v.items == Items::f32 || v.items == Items::f64);
-    if (plain && v.items == Items::f64) {
-      float* own = keep<float>(batch_);
-      for (int64_t i = 0; i < batch_; ++i) own[i] = real(v, i * v.stride[0]);
-      v.data = own;
-      v.stride[0] = 1;
-    }
-    return column<float>(v, [&](float x) { return x >= range.low && x <= range.high; });
+    return column<float>(v, range.low, range.high, [&](int64_t i) { return real(v, i); });
   }
 
   Column<int64_t> top_ks(nb::handle h) {
     static constexpr int64_t most = FilterInput::kMaxVocabulary;
-    const auto held = [](int64_t k) { return k <= 0 ? most : std::min(k, most); };
     if (h.is_none()) return {nullptr, 0, most};
-    const Column<int64_t> given = integers(h, -1, kLargest);
-    if (!plain || !given.data) return {nullptr, 0, held(given.fallback)};
-    int64_t* own = keep<int64_t>(batch_);
-    for (int64_t i = 0; i < batch_; ++i) own[i] = held(given[i]);
-    return {own, 1, most};
+    return integers(h, -1, kLargest, [](int64_t k) { return k <= 0 ? most : std::min(k, most); });
   }
 
-  template <class T, class F>
-  Column<T> column(const View& v, F valid) {
-    const T* data = static_cast<const T*>(v.data);
+  // Integers within bounds, as `held` maps them.
+  template <class F = std::identity>
+  Column<int64_t> integers(nb::handle h, int64_t low, int64_t high, F held = {}) {
+    int64_t number;
+    if (integer(h, number)) {
+      require(number >= low && number <= high);
+      return {nullptr, 0, held(number)};
+    }
+    const View v = per_row(h);
+    require(v.items == Items::i64);
+    const auto read = [&](int64_t i) { return static_cast<const int64_t*>(v.data)[i]; };
+    return column<int64_t>(v, low, high, read, held);
+  }
+
+  // Checked values are copied: another thread may write to the array afterwards. One row that stands for all stays one.
+  template <class T, class Bound, class Read, class Held = std::identity>
+  Column<T> column(const View& v, Bound low, Bound high, Read read, Held held = {}) {
+    if (!plain) return {};
     const int64_t different = v.stride[0] == 0 ? std::min<int64_t>(batch_, 1) : batch_;
-    for (int64_t i = 0; plain && i < different; ++i) require(valid(data[i * v.stride[0]]));
-    return {data, v.stride[0], T{}};
+    T* own = keep<T>(different);
+    for (int64_t i = 0; plain && i < different; ++i) {
+      const T value = read(i * v.stride[0]);
+      require(value >= low && value <= high);
+      own[i] = held(value);
+    }
+    return {own, v.stride[0] == 0 ? 0 : 1, T{}};
   }
 
   static float real(const View& v, int64_t i) {
@@ -278,7 +288,6 @@ class Arguments {
                                                     : false;
     return v;
   }
-
 };
 
 }  // namespace draftproof

@@ -8,15 +8,12 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <atomic>
+#include <algorithm>
 #include <string>
 
+#include "ieee.h"
 #include "levels.h"
 #include "threads.h"
-
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
 
 using namespace draftproof;
 
@@ -24,49 +21,21 @@ namespace {
 
 using H = nb::handle;
 
-// Flush-to-zero and denormals-are-zero are the caller's business outside, ours inside: off.
-class IeeeScope {
-#if defined(__x86_64__)
-  unsigned saved_ = _mm_getcsr();
-
- public:
-  IeeeScope() { _mm_setcsr(saved_ & ~0x8040u); }
-  ~IeeeScope() { _mm_setcsr(saved_); }
-#elif defined(__aarch64__)
-  uint64_t saved_;
-
- public:
-  IeeeScope() {
-    asm volatile("mrs %0, fpcr" : "=r"(saved_));
-    asm volatile("msr fpcr, %0" ::"r"(saved_ & ~(uint64_t{1} << 24)));
-  }
-  ~IeeeScope() { asm volatile("msr fpcr, %0" ::"r"(saved_)); }
-#endif
-};
-
 // Rows a piece of work: threads pay from about 100 us of work on.
 int64_t grain(int64_t elements_a_row) {
   return std::max<int64_t>(1, (int64_t{1} << 17) / std::max<int64_t>(1, elements_a_row));
 }
 
-// Run an operation over the batch with the interpreter's lock released; what a dead row or a want of memory means.
+// Run an operation over the batch with the interpreter's lock released.
 template <class Batch>
 nb::object run(const Batch& batch, void (*const Level::*operation)(const Batch&, int64_t, int64_t),
                int64_t elements_a_row, const Results& results, bool raises) {
   const Level& level = active_level();
-  std::atomic<bool> exhausted{false};
   {
     const nb::gil_scoped_release release;
-    parallel_rows(batch.batch, grain(elements_a_row), [&](int64_t first, int64_t last) {
-      const IeeeScope ieee;
-      try {
-        (level.*operation)(batch, first, last);
-      } catch (const std::bad_alloc&) {  // must not leave a thread of the pool
-        exhausted = true;
-      }
-    });
+    parallel_rows(batch.batch, grain(elements_a_row),
+                  [&](int64_t first, int64_t last) { (level.*operation)(batch, first, last); });
   }
-  if (exhausted) throw std::bad_alloc();
   const auto dead = [](int32_t status) { return (status & kDead) != 0; };
   return raises && std::any_of(batch.status, batch.status + batch.batch, dead) ? nb::none() : results.tuple();
 }
@@ -146,7 +115,7 @@ nb::object filter_logits(H logits, H temperature, H top_k, H top_p, H min_p, H p
 void begin(Arguments& given, VerifyBatch& batch, H target, H draft, H draft_tokens, H count, H eos) {
   batch.target = given.first_rows(target, 3);
   batch.batch = given.batch();
-  batch.draft_tokens = given.ids(draft_tokens);
+  batch.draft_tokens = given.drafts(draft_tokens);
   batch.drafted = batch.draft_tokens.columns;
   given.require(given.positions() == batch.drafted + 1);
   if (!draft.is_none()) batch.draft = given.more_rows(draft, batch.drafted);

@@ -7,39 +7,18 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <system_error>
+#include <new>
 #include <thread>
 #include <vector>
+
+#include "ieee.h"
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
 #endif
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
 
 namespace draftproof {
 namespace {
-
-// Flush-to-zero and denormals-are-zero are the caller's business outside, ours inside: off.
-class IeeeScope {
-#if defined(__x86_64__)
-  unsigned saved_ = _mm_getcsr();
-
- public:
-  IeeeScope() { _mm_setcsr(saved_ & ~0x8040u); }
-  ~IeeeScope() { _mm_setcsr(saved_); }
-#elif defined(__aarch64__)
-  uint64_t saved_;
-
- public:
-  IeeeScope() {
-    asm volatile("mrs %0, fpcr" : "=r"(saved_));
-    asm volatile("msr fpcr, %0" ::"r"(saved_ & ~(uint64_t{1} << 24)));
-  }
-  ~IeeeScope() { asm volatile("msr fpcr, %0" ::"r"(saved_)); }
-#endif
-};
 
 // Whether this thread works on a piece of something larger: then it shares no further.
 thread_local bool sharing = false;
@@ -103,7 +82,7 @@ class Pool {
     return *current();
   }
 
-  // Where the system gives no more threads, those that there are do the work, at worst the caller alone.
+  // Where the system gives no more threads or memory, those that there are do the work, at worst the caller alone.
   void submit(const std::shared_ptr<Job>& job, int helpers) {
     const std::lock_guard lock(mutex_);
     try {
@@ -111,9 +90,12 @@ class Pool {
         std::thread([this] { loop(); }).detach();
         ++started_;
       }
-    } catch (const std::system_error&) {
+    } catch (const std::exception&) {
     }
-    for (int i = 0; i < std::min(helpers, started_); ++i) queue_.push_back(job);
+    try {
+      for (int i = 0; i < std::min(helpers, started_); ++i) queue_.push_back(job);
+    } catch (const std::bad_alloc&) {  // those that are in the queue already may have begun
+    }
     waiting_.store(static_cast<int>(queue_.size()), std::memory_order_relaxed);
     if (asleep_ > 0) wake_.notify_all();
   }

@@ -74,7 +74,9 @@ if core is not None and LEVEL_VARIABLE in os.environ:
 
 def call(operation: str, *arguments: Any) -> tuple[Array, ...]:
     """Run an operation on checked arguments, the rows first; dead rows are marked in the last output."""
-    outputs: tuple[Array, ...] = getattr(core, operation)(*map(view, arguments), False)
+    outputs: tuple[Array, ...] | None = getattr(core, operation)(*map(view, arguments), False)
+    if outputs is None:
+        raise RuntimeError(f"{operation}: another thread wrote to an argument while the call was checking it")
     if is_torch(arguments[0]) and isinstance(outputs[0], np.ndarray):
         return tuple(map(_torch().from_numpy, outputs))
     return outputs
