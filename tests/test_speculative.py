@@ -104,6 +104,10 @@ WARPERS = {
     "epsilon": {"epsilon_cutoff": 0.05, "top_k": 0, "top_p": 0.95},
     "eta": {"eta_cutoff": 0.05, "temperature": 0.9},
     "top_h": {"top_h": 0.6, "top_p": 0.9},
+    "own_order": {
+        "logits_processor": [transformers.TopPLogitsWarper(0.6), transformers.TemperatureLogitsWarper(2.0)],
+        "top_k": 0,
+    },
 }
 
 
