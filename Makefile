@@ -17,6 +17,8 @@ SANITIZED  := LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file
 BENCH_VENV   ?= .venv-bench
 BENCH_PYTHON ?= python3.11
 BENCH        := $(BENCH_VENV)/bin/python
+# For instance --minutes 12 --batches 1 8.
+BENCH_FLAGS  ?=
 # AMX faults on some virtual machines that advertise it; leave out AVX512 where the processor has none.
 LLAMA_FLAGS  ?= -DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON -DGGML_AVX512=ON \
 	-DGGML_AMX_TILE=OFF -DGGML_AMX_INT8=OFF -DGGML_AMX_BF16=OFF
@@ -59,13 +61,13 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format
 
 bench: $(VENV)/.dev  ## the benchmark's main cells in a few minutes, with the peers that .venv has
-	$(BIN)/python -m benchmarks run
+	$(BIN)/python -m benchmarks run $(BENCH_FLAGS)
 
 bench-env: $(BENCH_VENV)/.bench  ## an environment with every peer (ten minutes: llama.cpp is compiled)
 
 bench-publish: $(BENCH_VENV)/.bench  ## the whole benchmark into benchmarks/results, then its tables and plot
 	$(BENCH) -m pip install -q --no-deps --force-reinstall .
-	$(BENCH) -m benchmarks run --publish
+	$(BENCH) -m benchmarks run --publish $(BENCH_FLAGS)
 	$(BENCH) -m benchmarks report
 
 bench-report: $(BENCH_VENV)/.bench  ## the tables and the plot again, from the committed results

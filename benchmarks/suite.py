@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 COLUMNS = (*Cell._fields, "contestant", "calls", "median_us", "p90_us", "accepted", "others")
 QUIET = 0.1
 """Cores that other processes may use during a cell; above it the cell is measured again."""
-LEAST = 0.3
+LEAST = 0.2
 """Seconds for the calls of a cell, where a run has fallen behind its time."""
 FAST = 0.45
 """The part of a run's time that is shared out so; the rest goes to making rows and to slow peers' few calls."""
