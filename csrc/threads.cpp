@@ -135,8 +135,10 @@ std::atomic<int> threads{0};
 }  // namespace
 
 int num_threads() {
+  // Asking the system takes longer than drawing from a row.
+  static const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const int n = threads.load(std::memory_order_relaxed);
-  return n > 0 ? n : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  return n > 0 ? n : cores;
 }
 
 void set_num_threads(int n) { threads.store(n, std::memory_order_relaxed); }
