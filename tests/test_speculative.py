@@ -30,7 +30,8 @@ def generate(speculative: Any = None, inputs: dict[str, Any] = FIVE, model: Any 
 
 
 def guessing(inputs: dict[str, Any] = FIVE, **arguments: Any) -> Speculative:
-    """Speculative decoding with drafts that are often right: greedy output, or that of a seed without drafts."""
+    """Speculative decoding with drafts that are often right, and go on after a criterion was met."""
+    arguments = arguments | {"stopping_criteria": None}
     sampled = arguments.get("do_sample", False)
     seed = 3 if sampled else None
     truth = generate(Speculative(None, seed=seed) if sampled else None, inputs, **arguments)
@@ -276,7 +277,7 @@ def test_stop_strings(inputs: dict[str, Any]) -> None:
     text = tokenizer.decode(generate(None, inputs)[0][inputs["input_ids"].shape[1] :])
     for start in range(3, 24, 4):
         criteria = [transformers.StopStringCriteria(tokenizer, [text[start : start + 3], "mmm"])]
-        speculative = check(inputs, stopping_criteria=criteria, eos_token_id=12)
+        speculative = check(inputs, stopping_criteria=criteria, eos_token_id=2)
         assert speculative.stats[0].tokens <= start + 3
 
 
@@ -328,20 +329,25 @@ def test_seeds() -> None:
 
 
 @BATCHES
-@pytest.mark.parametrize("arguments", [{}, {"repetition_penalty": 1.2, "eos_token_id": 2}], ids=["", "processed"])
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"repetition_penalty": 1.2, "eos_token_id": 2}, {"stopping_criteria": [LastPair(13)], "eos_token_id": 2}],
+    ids=["", "processed", "stopped"],
+)
 def test_outputs(inputs: dict[str, Any], arguments: dict[str, Any]) -> None:
     asked = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
-    ours, theirs = (generate(s, inputs, **asked, **arguments) for s in (guessing(inputs, **arguments), None))
+    speculative = guessing(inputs, **arguments)
+    ours, theirs = (generate(s, inputs, **asked, **arguments) for s in (speculative, None))
     assert type(ours) is type(theirs)
     assert ours.keys() == theirs.keys()
     assert ours.sequences.tolist() == theirs.sequences.tolist()
-    new = theirs.sequences[:, inputs["input_ids"].shape[1] :]
-    ended = torch.cumsum(new == arguments.get("eos_token_id", -1), 1) - (new == 2).int() > 0
+    tokens = torch.tensor([stats.tokens for stats in speculative.stats])
     for own, other in ((ours.scores, theirs.scores), (ours.logits, theirs.logits)):
-        assert len(own) == len(other) == new.shape[1]
+        assert len(own) == len(other) == tokens.max()
         for step, (rows, expected) in enumerate(zip(own, other, strict=True)):
-            assert rows[~ended[:, step]].tolist() == expected[~ended[:, step]].tolist()
-            assert (rows[ended[:, step]].argmax(1) == 0).all()
+            assert rows[step < tokens].tolist() == expected[step < tokens].tolist()
+            assert torch.isneginf(rows[step >= tokens][:, 1:]).all()
+            assert (rows[step >= tokens][:, 0] == 0).all()
     assert generate(Speculative(), inputs, output_scores=True, **arguments).tolist() == ours.sequences.tolist()
 
 
@@ -608,8 +614,9 @@ def test_no_clock_chooses_widths(dtype: Any, seed: int | None, monkeypatch: pyte
     """With a seed, and where rows depend on the width of a forward."""
     model = zoo.toy(rows=5).to(dtype)
     widths = []
-    for step in (0.0, 1.0, -3.0):
-        monkeypatch.setattr("draftproof.decoding.generation.perf_counter", itertools.count(0.0, step).__next__)
+    for run in range(3):
+        ticks = np.cumsum(np.random.default_rng(run).exponential(size=10**4) ** 4)
+        monkeypatch.setattr("draftproof.decoding.generation.perf_counter", iter(ticks).__next__)
         speculative = Speculative(seed=seed)
         generate(speculative, FIVE, model, do_sample=seed is not None)
         widths.append([stats.drafted_by_position for stats in speculative.stats])
