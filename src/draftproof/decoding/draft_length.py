@@ -242,6 +242,9 @@ class _Clock:
         cost, costs = self._costs[width], np.array(self._costs[1:])
         self._unit = self._unit or seconds / cost
         excess = max(-0.5, min(0.5, seconds / self._unit / cost - 1))
+        if excess > 0:
+            # Interruptions only ever lengthen.
+            excess /= 2
         # The time of a round without drafts; below, what others cost in relation to it.
         self._unit *= 1 + excess * max(0.1 if width == 0 else 0.02, 1 / self._rounds)
         step = 0.01 * (self._first - costs)
