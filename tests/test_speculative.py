@@ -548,7 +548,7 @@ class TestRefused:
 
 def test_default_rule() -> None:
     """Token for drafts with logits, match for the others; a rule says nothing about greedy search."""
-    arguments = {"do_sample": True, "top_k": 0}
+    arguments = {"do_sample": True, "top_k": 0, "max_new_tokens": 12}
     draft = zoo.toy(1)
     outputs = {
         rule: generate(Speculative(draft, rule=rule, k=3, seed=1), **arguments) for rule in (None, "token", "match")
@@ -559,6 +559,7 @@ def test_default_rule() -> None:
     assert generate(Speculative(shared, rule="match", k=3, seed=1), **arguments).tolist() == outputs["match"].tolist()
     for drafter, rule in ((draft, "token"), (draft, "block"), (draft, "match"), (shared, "match")):
         for penalty in ({}, {"repetition_penalty": 1.3}):
+            penalty = penalty | {"max_new_tokens": 12}
             assert generate(Speculative(drafter, rule=rule, k=3), **penalty).tolist() == generate(**penalty).tolist()
 
 
@@ -577,10 +578,10 @@ def test_drafts_outside_the_vocabulary(inputs: dict[str, Any]) -> None:
             tokens = super().propose(context, width, **arguments).tokens
             return zoo.Draft(np.where(np.arange(len(tokens)) == 1, 10**9, tokens), None)
 
-    for arguments in ({}, {"no_repeat_ngram_size": 2}):
-        truth = generate(None, inputs, **arguments)
-        speculative = Speculative(Wild(zoo.unpadded(truth, inputs)), k=4)
-        assert generate(speculative, inputs, **arguments).tolist() == truth.tolist()
+    for model, arguments in ((TOY, {"no_repeat_ngram_size": 2}), (zoo.model("llama"), {})):
+        truth = generate(None, inputs, model, **arguments)
+        speculative = Speculative(Wild(zoo.unpadded(truth, inputs), model.config.vocab_size), k=4)
+        assert generate(speculative, inputs, model, **arguments).tolist() == truth.tolist()
 
 
 @BATCHES
