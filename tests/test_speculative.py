@@ -504,6 +504,13 @@ class TestRefused:
         cache = transformers.QuantizedCache(backend="fp8", config=model.config)
         refused("leave out cache_implementation and cache", model, cache=cache)
 
+    def test_layers_that_hold_more(self) -> None:
+        """Their rows cannot be moved; without a batch they need not be."""
+        cache = transformers.DynamicCache(config=TOY.config)
+        cache.layers = [transformers.cache_utils.DynamicIndexedLayer()]
+        refused("DynamicIndexedLayer: pass one sequence at a time", cache=cache)
+        assert generate(guessing(ONE), ONE, cache=cache).tolist() == generate(None, ONE).tolist()
+
     def test_static_sliding_window(self) -> None:
         refused("StaticSlidingWindowLayer", zoo.model("mistral"), cache_implementation="static")
 
