@@ -154,7 +154,8 @@ class Law {
 
   // top_k.cpp
   void list_top_k();
-  int64_t count_reaching(float bound) const;
+  int64_t maxima_reaching(float bound) const;
+  int64_t logits_reaching(float bound) const;
   float bound_of_kth(int64_t k) const;
   int64_t listed_limit() const;
   void narrow_listed();
@@ -207,6 +208,7 @@ class Law {
   bool greedy_ = false, listed_ = false, narrowed_ = false;
   Rank end_{};
   mutable int64_t total_ = -1;  // once it is known
+  mutable Bounds total_bounds_{-1, -1};
 };
 
 }  // namespace DRAFTPROOF_LEVEL

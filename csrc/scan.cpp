@@ -32,6 +32,7 @@ int32_t Law::prepare(const RowInput& input, const Patches& history, const Filter
   end_ = {-kInfinity, row_.vocab()};
   narrowed_ = false;
   total_ = -1;
+  total_bounds_ = {-1, -1};
   candidates_.clear();
   min_t_ = !greedy_ && filters.min_p > 0.0f ? log2_pinned(filters.min_p) : -kInfinity;
   if (listed_) list_top_k();
@@ -90,8 +91,8 @@ int64_t Law::argmax() const {
     if (hits == 0) continue;
     const int64_t b = first + std::countr_zero(hits);
     const float* l = row_.load(b, buffer);
-    for (int i = 0; i < kBlock; ++i)
-      if (l[i] == maximum_) return b * kBlock + i;
+    for (int i = 0; i < kBlock; i += kLanes)
+      if (const uint32_t found = reaching(load(l + i), maximum)) return b * kBlock + i + std::countr_zero(found);
   }
   return -1;  // unreachable: some block holds the maximum
 }
@@ -103,13 +104,14 @@ DRAFTPROOF_INLINE Floats Law::masses_of(Floats logits) const {
 }
 
 bool Law::block_masses(int64_t b, float* masses) const {
+  if (greedy_) {
+    const int64_t only = end_.id - 1 - b * kBlock;
+    for (int i = 0; i < kBlock; ++i) masses[i] = i == only ? kMassOne : 0.0f;
+    return 0 <= only && only < kBlock;
+  }
   if (!(maxima_[b] >= end_.logit) || !alive(b)) return false;
   alignas(64) float buffer[kBlock];
   const float* l = row_.load(b, buffer);
-  if (greedy_) {
-    for (int i = 0; i < kBlock; ++i) masses[i] = keeps(l[i], b * kBlock + i) ? kMassOne : 0.0f;
-    return true;
-  }
   for (int i = 0; i < kBlock; i += kLanes) store(masses + i, truncated(masses_of(load(l + i))));
   if (end_.logit > -kInfinity || min_t_ > -kInfinity)
     for (int i = 0; i < kBlock; ++i) {

@@ -36,22 +36,35 @@ void rank(const std::vector<Candidate>& from, std::vector<Candidate>& to) {
 
 }  // namespace
 
-int64_t Law::count_reaching(float bound) const {
+int64_t Law::maxima_reaching(float bound) const {
   const Floats wanted = all(bound);
   int64_t count = 0;
   for (size_t b = 0; b < maxima_.size(); b += kLanes) count += std::popcount(reaching(load(&maxima_[b]), wanted));
   return count;
 }
 
-// A value that at least k block maxima reach, close to the k-th of them; -inf if there are fewer blocks.
+int64_t Law::logits_reaching(float bound) const {
+  const Floats wanted = all(bound);
+  int64_t count = 0;
+  alignas(64) float buffer[kBlock];
+  for (int64_t b = 0; b < row_.blocks(); ++b) {
+    if (!(maxima_[b] >= bound)) continue;
+    const float* l = row_.load(b, buffer);
+    for (int i = 0; i < kBlock; i += kLanes) count += std::popcount(reaching(load(l + i), wanted));
+  }
+  return count;
+}
+
+// A value that at least k block maxima reach, or logits where there are fewer blocks, close to the k-th of them; -inf
+// if none is found.
 float Law::bound_of_kth(int64_t k) const {
-  if (row_.blocks() < k || !(maximum_ < kInfinity)) return -kInfinity;
+  if (!(maximum_ < kInfinity)) return -kInfinity;
   float low = -kInfinity, high = maximum_;
   float step = std::max(1.0f, std::fabs(maximum_) * 0x1p-3f);
   for (int round = 0; round < 24; ++round) {
     const float middle = low == -kInfinity ? high - step : low + (high - low) * 0.5f;
     if (!(middle < high) || !(middle > low)) break;
-    const int64_t count = count_reaching(middle);
+    const int64_t count = row_.blocks() < k ? logits_reaching(middle) : maxima_reaching(middle);
     if (count < k) {
       high = middle;
       step *= 2.0f;

@@ -70,26 +70,35 @@ template <class Rough>
 std::optional<bool> Law::roughly_holds(const Rank& rank) const {
   const Floats wanted = all(rank.logit);
   const float p = filters_.top_p;
-  double above = 0.0, ties = 0.0, below = 0.0;
+  double above = 0.0, below = 0.0;
   for (int64_t start = 0; start < row_.blocks(); start += kFlush)
     above += rough_sum<Rough>(start, rank.logit, [&](Floats v) DRAFTPROOF_ALWAYS { return v >= wanted; });
   const int64_t most_above = bounds_of<Rough>(above).high;
+  const auto refuses = [&](double most_below) {
+    const int64_t limit = theta(p, bounds_of<Rough>(above + most_below).high) + 2;
+    if (bounds_of<Rough>(above).low <= limit) return false;
+    double ties = 0.0;
+    for (int64_t start = 0; start < row_.blocks(); start += kFlush)
+      ties += rough_sum<Rough>(start, rank.logit, [&](Floats v) DRAFTPROOF_ALWAYS { return v == wanted; });
+    return bounds_of<Rough>(above - ties).low > limit;
+  };
+  // Nothing below the rank weighs more than it does.
+  if (refuses(static_cast<double>(row_.vocab()) * weight(rank.logit))) return false;
   for (int64_t start = 0; start < row_.blocks(); start += kFlush) {
     below += rough_sum<Rough>(start, -kInfinity, [&](Floats v) DRAFTPROOF_ALWAYS { return v < wanted; });
     if (most_above + 2 < theta(p, bounds_of<Rough>(above + below).low)) return true;
   }
-  for (int64_t start = 0; start < row_.blocks(); start += kFlush)
-    ties += rough_sum<Rough>(start, rank.logit, [&](Floats v) DRAFTPROOF_ALWAYS { return v == wanted; });
-  if (bounds_of<Rough>(above - ties).low > theta(p, bounds_of<Rough>(above + below).high) + 2) return false;
+  if (refuses(below)) return false;
   return std::nullopt;
 }
 
 Law::Bounds Law::total_bounds() const {
   if (total_ >= 0 || !can_be_rough()) return {total(), total()};
+  if (total_bounds_.low >= 0) return total_bounds_;
   double sum = 0.0;
   for (int64_t start = 0; start < row_.blocks(); start += kFlush)
     sum += rough_sum<Fine>(start, -kInfinity, [](Floats v) DRAFTPROOF_ALWAYS { return v == v; });
-  return bounds_of<Fine>(sum);
+  return total_bounds_ = bounds_of<Fine>(sum);
 }
 
 int64_t Law::total() const {

@@ -146,3 +146,64 @@ def test_a_forked_process_works_and_starts_threads_of_its_own(core):
     os.waitpid(child, 0)
     assert os.read(reader, 10) == b"same"
     os.close(reader)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_what_rough_bounds_leave_open_is_decided_exactly(rule):
+    """Target and draft rows agree within 1 %, so that uniforms near 1 fall inside the bounds."""
+    rng = np.random.default_rng(3)
+    target = rng.standard_normal((3000, 4, 70)).astype(np.float32)
+    draft = target[:, :3] + np.float32(0.003) * rng.standard_normal((3000, 3, 70)).astype(np.float32)
+    drafts = rng.integers(0, 70, (3000, 3))
+    said = [
+        draftproof.verify(target, draft, drafts, rule=rule, seed=np.arange(3000), check=False, backend=backend)
+        for backend in ("eager", "cpu")
+    ]
+    for expected, got in zip(*said, strict=True):
+        assert np.asarray(got).tobytes() == np.asarray(expected).tobytes()
+    assert 1 <= np.sum(said[0].num_accepted < 3) <= 60  # only uniforms next to 1 refuse
+
+
+@pytest.mark.parametrize("k", [1, 60, 700, 3000, 39_999])
+def test_top_k_of_fewer_and_of_more_than_there_are_blocks(k):
+    logits = np.random.default_rng(k).standard_normal((2, 40_000)).astype(np.float32)
+    for rounded in (logits, np.round(logits, 1)):
+        expected, got = (draftproof.filter_logits(rounded, top_k=k, backend=b) for b in ("eager", "cpu"))
+        assert got.tobytes() == expected.tobytes()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks glibc how much memory is in use")
+def test_scratch_is_a_few_bytes_a_block():
+    """64 KiB a thread, and 4 bytes of block maxima for every 64 ids of each row at work; none of it for a second call."""
+    script = """
+import ctypes, numpy as np, draftproof
+class Memory(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena a b c mapped d e small f g".split()]
+if not hasattr(ctypes.CDLL(None), "mallinfo2"):
+    raise SystemExit
+ask = ctypes.CDLL(None).mallinfo2
+ask.restype = Memory
+in_use = lambda: ask().small + ask().mapped
+draftproof.set_num_threads(1)
+V, K = 1 << 20, 3
+rows = np.random.default_rng(0).standard_normal((1, K + 1, V)).astype(np.float32)
+history, drafts = np.arange(512)[None], np.zeros((1, K), dtype=np.int64)
+calls = {
+    "sample": lambda x: draftproof.sample(x[:, 0], top_p=0.9, seed=1),
+    "top-k": lambda x: draftproof.sample(x[:, 0], top_k=50, top_p=0.9, seed=1),
+    "token": lambda x: draftproof.verify(x, x[:, :K], drafts, rule="token", seed=1),
+    "block": lambda x: draftproof.verify(x, x[:, :K], drafts, rule="block", seed=1),
+}
+for name, call in calls.items():
+    call(rows[..., :64])
+    before = in_use()
+    call(rows)
+    first = in_use() - before
+    call(rows)
+    again = in_use() - before
+    rows_at_work = 2 * K + 1 if name == "block" else 2
+    assert first <= (64 << 10) + rows_at_work * V // 64 * 4, (name, first)
+    assert again <= first + 4096, (name, first, again)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
