@@ -66,7 +66,8 @@ inline Split split(float x) {
 // so their sum is rounded once, as it should be, without one.
 inline float float_of(uint32_t word) {
 #if defined(__x86_64__) && !defined(__AVX512F__)
-  return static_cast<float>(static_cast<int32_t>(word >> 16)) * 65536.0f + static_cast<float>(static_cast<int32_t>(word & 0xFFFF));
+  const auto half = [](uint32_t bits) { return static_cast<float>(static_cast<int32_t>(bits)); };
+  return half(word >> 16) * 65536.0f + half(word & 0xFFFF);
 #else
   return static_cast<float>(word);
 #endif

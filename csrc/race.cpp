@@ -112,7 +112,8 @@ void Law::enter_ids(Race& race) const {
   alignas(64) float key[kBatch];
   for (int i = race.waiting; i < kBatch; ++i) {
     race.ids[i] = 0;
-    race.logit[i] = race.least[i] = 0.0f;
+    race.logit[i] = maximum_;  // weight 1
+    race.least[i] = 0.0f;
   }
   for (int i = 0; i < kBatch; ++i) counter[i] = static_cast<uint32_t>(race.ids[i] / 4);
   words_of(race.token, counter, word);

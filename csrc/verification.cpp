@@ -1,4 +1,5 @@
-// Chain verification, one sequence at a time: position by position, stopping at the first rejection where the rule does.
+// Chain verification, one sequence at a time: position by position, stopping at the first rejection where the rule
+// does.
 #include "verification.h"
 
 #include "block_rule.h"

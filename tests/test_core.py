@@ -174,7 +174,7 @@ def test_top_k_of_fewer_and_of_more_than_there_are_blocks(k):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks glibc how much memory is in use")
 def test_scratch_is_a_few_bytes_a_block():
-    """64 KiB a thread, and 4 bytes of block maxima for every 64 ids of each row at work; none of it for a second call."""
+    """64 KiB a thread, and 4 bytes of block maxima for every 64 ids of each row at work; nothing more later."""
     script = """
 import ctypes, numpy as np, draftproof
 class Memory(ctypes.Structure):
