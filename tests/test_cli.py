@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,13 +18,16 @@ import torch
 import transformers
 import typer.testing
 from rich.console import Console
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
 
 import draftproof
 from draftproof import _native, cli
-from draftproof.cli import check, text
+from draftproof.cli import check, models, text
 from draftproof.cli.app import app
-from draftproof.decoding import Emitted
+from draftproof.decoding import COSTS, Emitted, SpeculativeDecoder
+from draftproof.drafters import MixDrafter
+from draftproof.integrations.transformers import CausalLM
 
 PROMPT = "abc abd abc abd abc"
 
@@ -31,7 +36,7 @@ def tokenizer(extra: tuple[str, ...] = ()) -> Any:
     """One token a byte, and ``<eos>``."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i for i, token in enumerate([*letters, "<eos>", *extra])}
-    model = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    model = Tokenizer(BPE(vocab=vocab, merges=[]))
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     model.decoder = decoders.ByteLevel()
     return transformers.PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<eos>")
@@ -78,7 +83,7 @@ def field(output: str, name: str) -> list[str]:
 
 
 def test_greedy_equals_the_models_own_generate(folder: Path) -> None:
-    output = generate(folder, "--compare")
+    output = generate(folder, "--compare", "--width", 8)
     assert "same tokens as plain decoding: yes" in output
     assert field(output, "tokens ") == ["24", "24"]
     forwards = int(field(output, "target forwards")[0])
@@ -151,6 +156,12 @@ def test_draft_model(folder: Path, draft: Path, options: tuple[Any, ...]) -> Non
     assert field(perfect, "acceptance by position:") == ["100%"] * 3
 
 
+def test_far_positions_are_left_out(folder: Path) -> None:
+    assert field(generate(folder, "--draft", folder, "--width", 10), "acceptance by position:") == ["100%"] * 10
+    far = field(generate(folder, "--draft", folder, "--width", 12), "acceptance by position:")
+    assert far == [*["100%"] * 10, "...", "(of", "12)"]
+
+
 def test_no_drafts_no_tokens(folder: Path) -> None:
     plain = generate(folder, "--width", 0)
     assert field(plain, "tokens per forward") == ["1.00"]
@@ -166,6 +177,109 @@ def test_bfloat16_stdin_threads(folder: Path) -> None:
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("name", ["mix", "suffix", "recycling", "ngram"])
+def test_drafters_by_name(folder: Path, own: list[int], name: str) -> None:
+    made = json.loads(generate(folder, "--draft", name, "--width", 4, "--json"))
+    assert made["tokens"] == own
+    assert 0 < max(made["stats"]["drafted_by_position"]) <= made["stats"]["rounds"]
+    assert len(made["stats"]["drafted_by_position"]) == 4
+
+
+def test_adaptive_mix_is_the_default(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+    whole = SpeculativeDecoder.stream
+
+    def stream(self: SpeculativeDecoder, *arguments: Any) -> Any:
+        used.append((type(self.draft_step), self.length))
+        return whole(self, *arguments)
+
+    monkeypatch.setattr(SpeculativeDecoder, "stream", stream)
+    generate(folder)
+    generate(folder, "--dtype", "bfloat16")
+    assert [drafter for drafter, _ in used] == [MixDrafter] * 2
+    # In bfloat16 rows depend on the width of the forward, so no clock may choose it.
+    assert [(length.costs, length.measure) for _, length in used] == [
+        (COSTS["float32"], True),
+        (COSTS["bfloat16"], False),
+    ]
+
+
+def test_a_draft_model_knows_its_cost(folder: Path, draft: Path) -> None:
+    target = models.load(folder, "--model", "float32")
+    assert models.make_drafter(str(draft), "token", target, "float32").cost == 1.0  # type: ignore[attr-defined]
+
+
+def test_prompt_from_file_and_stdin(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompt").write_bytes(b"one\r\ntwo\n")
+    options = ("--model", folder, "--max-new", 8, "--raw", "--json")
+    expected = json.loads(run("generate", "one\ntwo", *options).stdout)
+    for arguments, stdin in ((("--prompt-file", tmp_path / "prompt"), None), (("--stdin",), "one\ntwo\n")):
+        made = json.loads(run("generate", *arguments, *options, stdin=stdin).stdout)
+        assert (made["tokens"], made["prompt_tokens"]) == (expected["tokens"], 7)
+
+
+def test_json(folder: Path, own: list[int]) -> None:
+    made = json.loads(generate(folder, "--json", "--compare", "--width", 3))
+    stats = made.pop("stats")
+    assert made["text"] == tokenizer().decode(own, skip_special_tokens=True)
+    assert made["tokens"] == made["plain"]["tokens"] == own
+    assert made["plain"]["same_tokens"] is True
+    assert (made["rule"], made["seed"], made["prompt_tokens"], made["interrupted"]) == ("greedy", None, 19, False)
+    assert made["tokens_per_forward"] == 24 / stats["target_forwards"]
+    assert made["acceptance"] == stats["accepted"] / stats["drafted"]
+    assert made["tokens_per_second"] == pytest.approx(24 / made["seconds"])
+    assert 0 < sum(stats["seconds"].values()) < made["seconds"]
+    sampled = json.loads(generate(folder, "--json", "--temperature", 1, "--seed", 4))
+    assert (sampled["rule"], sampled["seed"], sampled["plain"]) == ("match", 4, None)
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Let Ctrl-C come during a forward."""
+    calls, forward = iter(range(1000)), CausalLM.__call__
+
+    def interrupted(self: CausalLM, prefix: Any, proposed: Any) -> Any:
+        if next(calls) == after:
+            signal.raise_signal(signal.SIGINT)
+        return forward(self, prefix, proposed)
+
+    monkeypatch.setattr(CausalLM, "__call__", interrupted)
+
+
+def test_ctrl_c_keeps_what_was_emitted(folder: Path, own: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt(monkeypatch, after=6)
+    output = generate(folder, "--compare", "--draft", folder, "--width", 1, code=130)
+    # One forward to warm up, then drafts and their verification in turns.
+    emitted = tokenizer().decode(own[:4], skip_special_tokens=True)
+    assert output.startswith(emitted + "\ntokens")
+    assert field(output, "tokens ") == ["4"]
+    assert "plain" not in output
+
+
+def test_ctrl_c_within_json(folder: Path, own: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt(monkeypatch, after=6)
+    made = json.loads(generate(folder, "--json", "--compare", "--width", 0, code=130))
+    assert (made["interrupted"], made["tokens"], made["plain"]) == (True, own[:5], None)
+
+
+def test_ctrl_c_before_the_first_token(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt(monkeypatch, after=1)
+    assert field(generate(folder, code=130), "tokens ") == ["0"]
+
+
+def test_ctrl_c_between_rounds_prints_the_round(folder: Path, own: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    put, calls = text.TextStream.put, iter(range(1000))
+
+    def interrupted(self: text.TextStream, emitted: Emitted) -> None:
+        put(self, emitted)
+        if next(calls) == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(text.TextStream, "put", interrupted)
+    output = generate(folder, "--draft", folder, "--width", 7, code=130)
+    assert output.startswith(tokenizer().decode(own[:8], skip_special_tokens=True) + "\ntokens")
+    assert field(output, "tokens ") == ["8"]
 
 
 def test_chat_template(folder: Path, tmp_path: Path) -> None:
@@ -227,7 +341,9 @@ def test_missing_model(tmp_path: Path, folder: Path) -> None:
     )
     (tmp_path / "file").write_text("")
     fails(r"--model: expected a folder .*, got \S+file: a file; .*", "--model", tmp_path / "file")
-    fails("--draft: expected a folder .* nothing there; .*", "--model", folder, "--draft", tmp_path / "nowhere")
+    fails(
+        "--draft: expected mix, .* or a folder .* nothing there; .*", "--model", folder, "--draft", tmp_path / "nowhere"
+    )
 
 
 @pytest.mark.parametrize("damage", ["empty", "config", "weights", "tokenizer"])
@@ -264,6 +380,18 @@ def test_mismatched_tokenizers(folder: Path, tmp_path: Path) -> None:
 )
 def test_bad_values_fail_before_loading(options: tuple[str, ...], message: str) -> None:
     fails(message, "--model", "nowhere", *options)
+
+
+def test_bad_sources_fail_before_loading(tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes("né".encode("latin-1"))
+    options = ("--model", "nowhere")
+    fails("expected one prompt, got several: give .*", "--stdin", *options)
+    fails("--width must be auto or a number of tokens, got '-1': .*", "--width", "-1", *options)
+    result = run("generate", "--prompt-file", tmp_path / "latin", *options, code=2)
+    assert result.stderr == (
+        f"error: --prompt-file {tmp_path / 'latin'}: expected text in UTF-8, got byte 0xe9 at 1; convert it first\n"
+    )
+    assert "No such file" in run("generate", "--prompt-file", tmp_path / "none", *options, code=2).stderr
 
 
 def test_bad_prompt_and_eos(folder: Path) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from ..drafters import NgramDrafter
+from ..decoding.draft_length import COSTS, DraftLength, LengthPolicy
+from ..drafters import MixDrafter, NgramDrafter, RecyclingDrafter, SuffixDrafter
 from ..drafters.base import Drafter, Noise
 from .console import err, fail
+
+DRAFTERS = {"mix": MixDrafter, "suffix": SuffixDrafter, "recycling": RecyclingDrafter, "ngram": NgramDrafter}
 
 
 class Loaded(NamedTuple):
@@ -34,7 +37,8 @@ def load(folder: Path | None, option: str, dtype: str) -> Loaded:
         return Loaded(*load_default_model(dtype, announce=err.print))
     if not folder.is_dir():
         what = "a file" if folder.exists() else "nothing there"
-        fail(f"{option}: expected a folder that holds a causal language model, got {folder}: {what}; give its path")
+        names = f"{', '.join(DRAFTERS)} or " if option == "--draft" else ""
+        fail(f"{option}: expected {names}a folder of a causal language model, got {folder}: {what}; give its path")
     return _load_folder(folder, option, dtype)
 
 
@@ -55,21 +59,33 @@ def _load_folder(folder: Path, option: str, dtype: str) -> Loaded:
     return Loaded(model.eval(), tokenizer)
 
 
+def sampling_rule(draft: str) -> Literal["match", "token"]:
+    """Return the rule that sampling uses unless told otherwise."""
+    return "match" if draft in DRAFTERS else "token"
+
+
+def draft_length(width: int | Literal["auto"], dtype: str) -> int | LengthPolicy:
+    """Return how many tokens to draft; a clock has a say where rows do not depend on the width of the forward."""
+    return width if width != "auto" else DraftLength(COSTS[dtype], measure=dtype == "float32")
+
+
 def make_drafter(draft: str, rule: str, target: Loaded, dtype: str) -> Drafter:
-    """Return the n-gram drafter, or one that runs the model in the folder ``draft``."""
-    if draft == "ngram":
-        return NgramDrafter()
+    """Return the drafter of that name, or one that runs the model in the folder ``draft``."""
+    if draft in DRAFTERS:
+        return DRAFTERS[draft]()
     loaded = load(Path(draft), "--draft", dtype)
     from ..integrations.transformers import model_drafter
 
     noises: dict[str, Noise] = {"match": "shared", "greedy": None}
-    return model_drafter(
+    drafter = model_drafter(
         loaded.model,
         target.model,
         noise=noises.get(rule, "private"),
         tokenizer=target.tokenizer,
         draft_tokenizer=loaded.tokenizer,
     )
+    drafter.cost = loaded.model.num_parameters() / target.model.num_parameters()
+    return drafter
 
 
 def encode(tokenizer: Any, prompt: str, raw: bool) -> list[int]:

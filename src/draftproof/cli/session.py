@@ -30,6 +30,24 @@ class Session:
         tokens = self._own_generate(ids, max_new) if self.params.temperature == 0 else self._sampled(ids, max_new)
         return Plain(tokens, time.perf_counter() - start)
 
+    def figures(self, prompt_tokens: int, seconds: float, plain: Plain | None) -> dict[str, Any]:
+        """Return what was generated with all counts and times, for JSON."""
+        generation, stats = self.decoder.generation, self.decoder.stats
+        tokens = generation.tokens if generation else []
+        return {
+            "text": self.target.tokenizer.decode(tokens, skip_special_tokens=True),
+            "tokens": tokens,
+            "prompt_tokens": prompt_tokens,
+            "rule": self.decoder.rule,
+            "seed": generation.seed if generation and self.decoder.rule != "greedy" else None,
+            "seconds": seconds,
+            "tokens_per_second": stats.tokens / seconds,
+            "tokens_per_forward": stats.tokens_per_forward,
+            "acceptance": stats.acceptance,
+            "stats": asdict(stats),
+            "plain": plain and plain._asdict() | {"same_tokens": tokens == plain.tokens},
+        }
+
     def same_tokens(self, plain: Plain) -> str:
         """Return the line that says whether drafts changed the tokens, and why if they did."""
         generation = self.decoder.generation

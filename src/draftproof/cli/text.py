@@ -11,6 +11,8 @@ from ..decoding import Emitted, SpeculativeDecoder, Stats
 from .console import out
 
 ACCEPTED = "green"
+# Beyond these, hardly any round has drafts.
+POSITIONS = 10
 
 
 class TextStream:
@@ -72,8 +74,10 @@ def summary(decoder: SpeculativeDecoder, seconds: float, plain: Plain | None) ->
 
 def by_position(stats: Stats) -> str:
     """Return the line that says how often a draft was accepted at each position, of the drafts that reached it."""
-    counts = zip(stats.accepted_by_position, stats.drafted_by_position, strict=True)
-    shares = [f"{accepted / drafted:.0%}" for accepted, drafted in counts]
+    counts = list(zip(stats.accepted_by_position, stats.drafted_by_position, strict=True))
+    shares = [f"{accepted / drafted:.0%}" for accepted, drafted in counts[:POSITIONS]]
+    if len(counts) > POSITIONS:
+        shares.append(f"... (of {len(counts)})")
     return f"acceptance by position: {' '.join(shares) or 'nothing was drafted'}"
 
 

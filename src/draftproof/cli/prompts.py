@@ -1,0 +1,74 @@
+"""Prompts: one for ``generate``, a file of them for ``compare``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from .console import fail
+
+EXAMPLE = """Correct the spelling mistakes in this text and return the whole text:
+
+The lighthouse keeper climed the stairs every evening to light the lamp. From the top he could see the fishing boats \
+on their way home, the gulls circling over the harbor, and the lights of the town on the other side of the bay. He \
+wrote the weather in his book, drank a cup of tea, and waitd for the nite. When the storm came, he did not sleep, \
+because the sailors needed the light."""
+OWN = Path(__file__).with_name("prompts.jsonl")
+
+
+class Prompt(NamedTuple):
+    """What to ask, and the class of tasks it belongs to."""
+
+    kind: str
+    text: str
+
+
+def read_prompt(prompt: str | None, file: Path | None, stdin: bool) -> str:
+    """Return the one prompt that was given, or the example. A last line end is not part of it."""
+    stdin = stdin or prompt == "-"
+    given = [prompt not in (None, "-"), file is not None, stdin]
+    if sum(given) > 1:
+        fail("expected one prompt, got several: give the text, --prompt-file or --stdin")
+    if file is None and not stdin:
+        return EXAMPLE if prompt is None else prompt
+    return (_read(file, "--prompt-file") if file else _decode(sys.stdin.buffer.read(), "--stdin")).removesuffix("\n")
+
+
+def read_prompts(file: Path, each: int | None) -> list[Prompt]:
+    """Return the prompts of a file of JSON lines, at most ``each`` of a class, classes taking turns."""
+    counts: Counter[str] = Counter()
+    turns: list[tuple[int, Prompt]] = []
+    for number, line in enumerate(_read(file, "--prompts").splitlines(), 1):
+        if line.strip():
+            prompt = _parse(line, f"{file}, line {number}")
+            turns.append((counts[prompt.kind], prompt))
+            counts[prompt.kind] += 1
+    chosen = [prompt for turn, prompt in sorted(turns, key=lambda pair: pair[0]) if each is None or turn < each]
+    if not chosen:
+        fail(f"--prompts: expected at least one prompt, got none in {file}")
+    return chosen
+
+
+def _parse(line: str, where: str) -> Prompt:
+    try:
+        entry = json.loads(line)
+        prompt = Prompt(entry.get("class", "prompts"), entry["prompt"])
+    except (ValueError, KeyError, AttributeError):
+        prompt = Prompt("", "")
+    if not (prompt.text and isinstance(prompt.text, str) and isinstance(prompt.kind, str)):
+        fail(f'--prompts: expected lines such as {{"class": "story", "prompt": "Once"}}, got in {where}: {line[:60]}')
+    return prompt
+
+
+def _read(file: Path, option: str) -> str:
+    return _decode(file.read_bytes(), f"{option} {file}")
+
+
+def _decode(data: bytes, what: str) -> str:
+    try:
+        return data.decode().replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        fail(f"{what}: expected text in UTF-8, got byte {data[error.start]:#04x} at {error.start}; convert it first")
