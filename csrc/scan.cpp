@@ -79,7 +79,8 @@ void Law::move_penalised_maxima() {
     NanWatch nan;
     const float before = maxima_[b];
     maxima_[b] = largest_lane(values_of(row_.load(b, buffer)).maxima(nan));
-    if (static_cast<size_t>(b) < bounds_.size()) bounds_[b] += (before - maxima_[b]) * scale_;
+    // The bound of a larger maximum holds for a smaller one too; a raised one leaves no bound.
+    if (maxima_[b] > before && static_cast<size_t>(b) < bounds_.size()) bounds_[b] = -kInfinity;
   }
 }
 

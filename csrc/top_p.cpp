@@ -28,12 +28,12 @@ double sum_of_lanes(Floats lanes) {
 }  // namespace
 
 // Bounds on a mass from a sum of rough weights. Sums in float32 over few blocks stay within 1e-4; a token that the
-// pinned weights drop counts at most 2^-39.
+// pinned weights drop counts at most 2^-39; no row has a mass above 2^62.
 template <class Rough>
 Law::Bounds Law::bounds_of(double sum) const {
   const double dropped = static_cast<double>(row_.vocab()) * 0x1p-38;
   const double low = sum * (1.0 / Rough::kHigh - 1e-4) - dropped, high = sum * (1.0 / Rough::kLow + 1e-4) + dropped;
-  return {static_cast<int64_t>(std::max(0.0, low) * 0x1p40), static_cast<int64_t>(high * 0x1p40)};
+  return {static_cast<int64_t>(std::max(0.0, low) * 0x1p40), static_cast<int64_t>(std::min(0x1p22, high) * 0x1p40)};
 }
 
 // Whether the top-p set holds a token. Exact: bounds decide only where they leave no doubt.
@@ -77,10 +77,10 @@ std::optional<bool> Law::roughly_holds(const Rank& rank) const {
   const auto refuses = [&](double most_below) {
     const int64_t limit = theta(p, bounds_of<Rough>(above + most_below).high) + 2;
     if (bounds_of<Rough>(above).low <= limit) return false;
-    double ties = 0.0;
+    double higher = 0.0;  // without ties
     for (int64_t start = 0; start < row_.blocks(); start += kFlush)
-      ties += rough_sum<Rough>(start, rank.logit, [&](Floats v) DRAFTPROOF_ALWAYS { return v == wanted; });
-    return bounds_of<Rough>(above - ties).low > limit;
+      higher += rough_sum<Rough>(start, rank.logit, [&](Floats v) DRAFTPROOF_ALWAYS { return v > wanted; });
+    return bounds_of<Rough>(higher).low > limit;
   };
   // Nothing below the rank weighs more than it does.
   if (refuses(static_cast<double>(row_.vocab()) * weight(rank.logit))) return false;

@@ -207,3 +207,31 @@ for name, call in calls.items():
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_penalty_that_moves_maxima_far_leaves_the_race_right():
+    rng = np.random.default_rng(0)
+    overflow = np.full((64, 4096), -2, np.float32)  # the penalised -3 becomes another maximum of -1.5
+    overflow[:, :64], overflow[:, 5], overflow[:, 1000] = -3.5, -3, -1.5
+    falls = 0.1 * rng.standard_normal((64, 16384)).astype(np.float32)
+    falls[:, ::64] = 1e7 * (1 + rng.random((64, 256)))
+    every = np.arange(0, 16384, 64)
+    rises = np.where(np.arange(16384) % 64 == 0, -1e7 * (1 + rng.random((64, 16384))), -3e7).astype(np.float32)
+    for logits, temperature, penalty, history in (
+        (overflow, 1e-38, 0.5, np.array([5])),
+        (falls, 1.0, 1e7, every),
+        (rises, 1.0, 1e-7, every),
+    ):
+        given = {"temperature": temperature, "repetition_penalty": penalty, "seed": np.arange(64), "check": False}
+        given["prev_tokens"] = history[None].repeat(64, axis=0)
+        expected, got = (draftproof.sample(logits, **given, backend=backend) for backend in ("eager", "cpu"))
+        assert got.tolist() == expected.tolist()
+
+
+def test_top_p_of_the_largest_flat_row():
+    """The masses of such a row come near 2^62. The seeds are those whose first winner lies next to the end of the set."""
+    logits = np.random.default_rng(0).standard_normal((1, 1 << 22)).astype(np.float32)
+    for seed in (467, 959):
+        given = {"temperature": 1e30, "top_p": 0.9999, "seed": seed}
+        expected, got = (draftproof.sample(logits, **given, backend=b) for b in ("eager", "cpu"))
+        assert got.tolist() == expected.tolist()
