@@ -229,7 +229,7 @@ def test_a_penalty_that_moves_maxima_far_leaves_the_race_right():
 
 
 def test_top_p_of_the_largest_flat_row():
-    """The masses of such a row come near 2^62. The seeds are those whose first winner lies next to the end of the set."""
+    """The masses of such a row come near 2^62. The seeds have their first winner next to the end of the set."""
     logits = np.random.default_rng(0).standard_normal((1, 1 << 22)).astype(np.float32)
     for seed in (467, 959):
         given = {"temperature": 1e30, "top_p": 0.9999, "seed": seed}
