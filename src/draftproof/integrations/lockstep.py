@@ -59,7 +59,8 @@ class Lockstep:
 
     ``forward`` gives the model's rows, ``processors`` what ``generate`` makes of them. ``criteria`` are its stopping
     criteria, asked after each token with what there was at that moment; lengths and eos are the generations' own
-    business. The history of row b begins at ``starts[b]``, after padding.
+    business. The history of row b begins at ``starts[b]``, after padding. A row with a lead of more than ``lead``
+    tokens over another drafts nothing: all would wait for what does not end the batch sooner.
     """
 
     def __init__(
@@ -72,10 +73,11 @@ class Lockstep:
         starts: Sequence[int],
         kept: Kept,
         streamer: Any,
+        lead: int | None = None,
     ) -> None:
         self._generations, self._sequences, self._starts = generations, sequences, starts
         self._forward, self._processors = forward, processors
-        self._kept, self._streamer = kept, streamer
+        self._kept, self._streamer, self._lead = kept, streamer, lead
         own = (MaxLengthCriteria, EosTokenCriteria)
         self._criteria = StoppingCriteriaList(c for c in criteria if type(c) not in own)
         # As in `generate`: without any eos a sequence that has stopped goes on as long as others do.
@@ -95,7 +97,8 @@ class Lockstep:
 
     def _round(self, live: list[int]) -> None:
         sequences, room, before = self._sequences, self._forward.room, list(self._sequences.lengths)
-        drafts = {b: self._generations[b].propose(room) for b in live}
+        ahead = min(before[b] for b in live) + (max(before) if self._lead is None else self._lead)
+        drafts = {b: self._generations[b].propose(0 if before[b] > ahead else room) for b in live}
         tokens = [drafts[b].tokens if b in drafts else None for b in range(len(before))]
         for b in live:
             # What is no id of the model's is rejected whatever follows; the model only has to get through.

@@ -28,6 +28,8 @@ from .lockstep import Kept, Lockstep
 from .logits_processors import Processors
 
 SampleRule = Literal["token", "block", "match"]
+# About the width of a draft that pays in a batch.
+_LEAD = 16
 
 
 class Speculative:
@@ -45,8 +47,8 @@ class Speculative:
         How drafts are verified when ``do_sample=True``. None: "token" for drafts with the logits they were drawn from,
         "match" for others. ``do_sample=False`` is greedy decoding under any rule.
     k : int, "auto" or policy
-        Most tokens to draft at a time; "auto" as many, none included, as are expected to pay. It measures what forwards
-        cost for models in float32 on a CPU, unless there is a seed; otherwise a table says.
+        Most tokens to draft at a time; "auto" as many, none included, as are expected to pay. What forwards
+        cost is measured for one row in float32 on a CPU, unless there is a seed; otherwise a table says.
     seed : int or int64 [rows], optional
         Of the draws; every call with it repeats them. None takes one from torch's generator for each row:
         ``torch.manual_seed`` fixes the output.
@@ -103,8 +105,8 @@ class Speculative:
             _checks.one_of("rule", rule, ("token", "block", "match"))
         self.drafter, self.rule, self.k, self.seed, self.streamer = drafter, rule, k, seed, streamer
         self.stats: list[Stats] = []
-        # What forwards cost is a matter of the model and the number of rows.
-        self._lengths: WeakKeyDictionary[Any, dict[tuple[int, bool], LengthPolicy]] = WeakKeyDictionary()
+        # What forwards of a model cost is measured once.
+        self._lengths: WeakKeyDictionary[Any, LengthPolicy] = WeakKeyDictionary()
 
     def __call__(
         self,
@@ -134,7 +136,8 @@ class Speculative:
         scores, logits = full and generation_config.output_scores, full and generation_config.output_logits
         kept = Kept(batch, bool(scores), bool(logits), sequences.pad)
         forward = Forward(model, sequences, arguments, columns, generation_config.prefill_chunk_size)
-        rounds = Lockstep(generations, sequences, forward, processors, stopping_criteria, starts, kept, self.streamer)
+        parts = (generations, sequences, forward, processors, stopping_criteria, starts, kept, self.streamer)
+        rounds = Lockstep(*parts, lead=_LEAD if self.k == "auto" else None)
         with recording(cache):
             rounds.run()
         length = max(sequences.lengths)
@@ -186,13 +189,12 @@ class Speculative:
         if self.k != "auto":
             return self.k
         exact = model.dtype == torch.float32 and model.device.type == "cpu"
-        # Where rows depend on the width of a forward, or a seed asks for the same again, no clock may choose widths.
-        measure = exact and self.seed is None
-        lengths = self._lengths.setdefault(model, {})
-        if (batch, measure) not in lengths:
-            costs = _costs_of_batch(COSTS["float32" if exact else "bfloat16"], batch)
-            lengths[batch, measure] = DraftLength(costs, measure=measure)
-        return lengths[batch, measure]
+        costs = _costs_of_batch(COSTS["float32" if exact else "bfloat16"], batch)
+        # Where rows depend on the width of a forward, or a seed asks for the same again, no clock may choose widths. In
+        # a batch it would not tell whose draft took the time.
+        if batch > 1 or not exact or self.seed is not None:
+            return DraftLength(costs, measure=False)
+        return self._lengths.setdefault(model, DraftLength(costs))
 
     def _seeds(self, batch: int) -> list[int]:
         seed = self.seed
@@ -204,10 +206,14 @@ class Speculative:
 
 
 def _costs_of_batch(costs: Sequence[float], batch: int) -> list[float]:
-    """Return costs by width for a batch: a forward costs what one over as many tokens of one row does."""
+    """Return costs by width for each row of a batch.
+
+    A forward costs what one over as many tokens of one row does. All rows wait for it, so a draft has to pay for all.
+    """
     last = len(costs) - 1
-    more = [batch * (width + 1) - 1 for width in range(len(costs))]
-    return [costs[min(w, last)] + max(0, w - last) * (costs[last] - costs[last - 1]) for w in more]
+    tokens = [batch * (width + 1) - 1 for width in range(len(costs))]
+    forwards = [costs[min(w, last)] + max(0, w - last) * (costs[last] - costs[last - 1]) for w in tokens]
+    return [1 + batch * (forward / forwards[0] - 1) for forward in forwards]
 
 
 def check_request(model: Any, config: GenerationConfig) -> None:
