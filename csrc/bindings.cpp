@@ -21,19 +21,25 @@ namespace {
 
 using H = nb::handle;
 
-// Rows a piece of work: threads pay from about 100 us of work on.
-int64_t grain(int64_t elements_a_row) {
-  return std::max<int64_t>(1, (int64_t{1} << 17) / std::max<int64_t>(1, elements_a_row));
+// What an operation does with its rows: read them, or also form a power of two for most ids.
+enum class Work { reads, powers };
+
+// Rows a piece of work. Waking a thread takes some 30 us, and where rows are only read the memory sets the pace: a
+// second thread pays from about 2^21 logits on.
+int64_t grain(Work work, int64_t batch, int64_t elements_a_row) {
+  const int64_t elements = std::max<int64_t>(1, elements_a_row);
+  if (work == Work::reads && batch < (int64_t{1} << 21) / elements) return std::max<int64_t>(1, batch);
+  return std::max<int64_t>(1, (int64_t{1} << 17) / elements);
 }
 
 // Run an operation over the batch with the interpreter's lock released.
 template <class Batch>
 nb::object run(const Batch& batch, void (*const Level::*operation)(const Batch&, int64_t, int64_t),
-               int64_t elements_a_row, const Results& results, bool raises) {
+               Work work, int64_t elements_a_row, const Results& results, bool raises) {
   const Level& level = active_level();
   {
     const nb::gil_scoped_release release;
-    parallel_rows(batch.batch, grain(elements_a_row),
+    parallel_rows(batch.batch, grain(work, batch.batch, elements_a_row),
                   [&](int64_t first, int64_t last) { (level.*operation)(batch, first, last); });
   }
   const auto dead = [](int32_t status) { return (status & kDead) != 0; };
@@ -64,7 +70,8 @@ nb::object sample_rows(SampleMode mode, H logits, H temperature, H top_k, H top_
     batch.kept = results.int64({batch.batch});
   }
   batch.status = results.int32({batch.batch});
-  return run(batch, &Level::sample, batch.logits.vocab, results, raises);
+  const bool whole_row = mode == SampleMode::logprobs || (!top_p.is_none() && top_k.is_none());
+  return run(batch, &Level::sample, whole_row ? Work::powers : Work::reads, batch.logits.vocab, results, raises);
 }
 
 nb::object sample(H logits, H temperature, H top_k, H top_p, H min_p, H penalty, H history, H mask, H seed, H offset,
@@ -91,7 +98,7 @@ nb::object sample_probs(H probs, H seed, H offset, H check) {
   Results results(given);
   batch.tokens = results.int64({batch.batch});
   batch.status = results.int32({batch.batch});
-  return run(batch, &Level::sample_probs, batch.probs.vocab, results, raises);
+  return run(batch, &Level::sample_probs, Work::reads, batch.probs.vocab, results, raises);
 }
 
 nb::object filter_logits(H logits, H temperature, H top_k, H top_p, H min_p, H penalty, H history, H mask, H check) {
@@ -108,7 +115,7 @@ nb::object filter_logits(H logits, H temperature, H top_k, H top_p, H min_p, H p
   Results results(given);
   batch.filtered = results.float32({batch.batch, batch.logits.vocab});
   batch.status = results.int32({batch.batch});
-  return run(batch, &Level::filter_logits, batch.logits.vocab, results, raises);
+  return run(batch, &Level::filter_logits, Work::powers, batch.logits.vocab, results, raises);
 }
 
 // What the three verifications share: the rows and the drafts first, the run last.
@@ -132,7 +139,9 @@ nb::object finish(const Arguments& given, VerifyBatch& batch, bool raises) {
   batch.num_emitted = results.int64({batch.batch});
   batch.eos_hit = results.boolean({batch.batch});
   batch.status = results.int32({batch.batch});
-  return run(batch, &Level::verify, batch.target.vocab * (batch.drafted + 1), results, raises);
+  const bool reads = batch.from_probabilities || batch.rule == Rule::greedy || batch.rule == Rule::match;
+  return run(batch, &Level::verify, reads ? Work::reads : Work::powers, batch.target.vocab * (batch.drafted + 1),
+             results, raises);
 }
 
 nb::object verify(H target, H draft, H draft_tokens, H rule, H temperature, H top_k, H top_p, H min_p, H penalty,

@@ -37,8 +37,9 @@ inline Stream stream_of(const StreamInput& s, Purpose target, Purpose draft) {
   return Stream(s.seed, s.offset, own ? target : draft, own ? 0u : static_cast<uint32_t>(s.draft_index));
 }
 
-// Blocks of one row that are worth another thread, where every id costs a power of two.
-constexpr int64_t kSharedBlocks = 512;
+// Blocks of one row that are worth another thread, where every id costs a power of two. Fewer do not pay: the row is in
+// the cache of the first thread.
+constexpr int64_t kSharedBlocks = 4096;
 
 // The integer masses of a block.
 inline int64_t sum_of(const float* masses) {

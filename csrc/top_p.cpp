@@ -170,8 +170,10 @@ void Law::cut_row_at_top_p(int64_t limit) {
       if (!alive(b)) continue;
       const float* l = row_.load(b, buffer);
       for (int i = 0; i < kBlock; ++i) {
-        const float t = t_of(l[i]);
-        if (t >= -40.0f) visit(l[i], b * kBlock + i, t);
+        // Read once: the sort below must not meet a NaN that another thread has written meanwhile.
+        const float logit = *static_cast<const volatile float*>(l + i);
+        const float t = t_of(logit);
+        if (t >= -40.0f) visit(logit, b * kBlock + i, t);
       }
     }
   };
