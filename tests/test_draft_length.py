@@ -117,6 +117,15 @@ def test_ratio_rules_look_at_no_clock(rule: str, measure: bool) -> None:
     assert (tuple(state.costs) != COSTS["float32"]) == (measure and rule in ("greedy", "match"))
 
 
+def test_rounds_too_short_for_the_clock_teach_nothing() -> None:
+    state = DraftLength([1, 1.5, 2]).start(None, "greedy")
+    for _ in range(5):
+        state.record(1, 1, 0.0)
+    state.record(1, 1, 1e-3)
+    state.record(2, 2, 1e-3)
+    assert all(1 <= cost < float("inf") for cost in state.costs)
+
+
 def test_what_was_measured_stays_where_it_may() -> None:
     policy = DraftLength()
     for _ in range(3):

@@ -236,8 +236,8 @@ class _Clock:
 
     def record(self, width: int, seconds: float) -> None:
         self._rounds += 1
-        if self._rounds == 1:
-            # The first round computes the prompt.
+        if self._rounds == 1 or seconds <= 0:
+            # The first round computes the prompt; a clock may be too coarse for a small model.
             return
         cost, costs = self._costs[width], np.array(self._costs[1:])
         self._unit = self._unit or seconds / cost
