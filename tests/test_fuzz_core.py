@@ -39,7 +39,7 @@ def pick(rng, *choices):
 
 
 def vocabulary(rng):
-    if rng.random() < 0.96:
+    if rng.random() < 0.93:
         return int(rng.integers(1, pick(rng, 10, 301)))
     return pick(rng, 511, 512, 513, 1000, 4095, 8193, 33333, 70001)
 
@@ -75,6 +75,8 @@ def logit_values(rng, shape):
     a = sprinkle(rng, a, -np.inf, 0.4, pick(rng, 0.1, 0.5, 0.99, 1.0))
     a = sprinkle(rng, a, np.inf, 0.05, 0.02)
     a = sprinkle(rng, a, -0.0, 0.1, 0.3)
+    if rng.random() < 0.1:  # one in each block stands out
+        a[..., int(rng.integers(64)) :: 64] += pick(rng, 1.0, 1e7, -1e7) * (1 + rng.random())
     return sprinkle(rng, a, np.nan, 0.05, pick(rng, 0.3, 1 / vocab))
 
 
@@ -100,7 +102,7 @@ NUMBERS = {
     "top_k": (0, -1, 1, 2, 3, 7, 50, 64, 299, 2**22, 2**40, 2**62),
     "top_p": (0, 1.4e-45, 1e-10, 2.0**-30, 2.0**-21, 4.7e-7, 0.1, 0.5, 0.9, 0.95, 1 - 2.0**-24, 1 - 2.0**-22, 1),
     "min_p": (0, 1.4e-45, 1e-30, 2.0**-40, 9.2e-13, 0.01, 0.2, 0.5, 1 - 2.0**-24, 1),
-    "repetition_penalty": (1, 0.5, 1.3, 1e-30, 1e30, 1e-45, FLT_MAX, 1 + 2.0**-23, 1 - 2.0**-24),
+    "repetition_penalty": (1, 0.5, 1.3, 1e-7, 1e7, 1e-30, 1e30, 1e-45, FLT_MAX, 1 + 2.0**-23, 1 - 2.0**-24),
 }
 
 
@@ -128,11 +130,17 @@ def filters(rng, batch, prefix=""):
     return given
 
 
-def history(rng, batch, vocab):
+def history(rng, rows):
+    """Ids for the penalty of some rows, at times the largest of a block of 64, which bounds the block."""
     if rng.random() < 0.3:
         return None
+    batch, vocab = rows.shape
     size = (batch, int(rng.integers(0, 9)))
     ids = rng.integers(-1, vocab, size)
+    if rng.random() < 0.4:
+        start = 64 * int(rng.integers(-(-vocab // 64)))
+        largest = start + rows[:, start : start + 64].argmax(1)
+        ids = np.where(rng.random(size) < 0.5, largest[:, None], ids)
     ids = sprinkle(rng, ids, pick(rng, -2, vocab, 2**62, -(2**63)), 0.3, 0.2)
     return laid(rng, ids.astype(pick(rng, np.int64, np.int64, np.int32)))
 
@@ -273,7 +281,7 @@ def test_sampling():
     def check(rng, library, note):
         batch, vocab = int(rng.integers(0, 6)), vocabulary(rng)
         given, plain = rows(rng, logit_values, (batch, vocab), library)
-        settings = filters(rng, batch) | {"prev_tokens": history(rng, batch, vocab), "check": False}
+        settings = filters(rng, batch) | {"prev_tokens": history(rng, plain), "check": False}
         settings["mask"] = mask(rng, (batch, vocab))
         compare(note, library, draftproof.filter_logits, (given,), (plain,), **settings)
         settings |= stream(rng, batch)
@@ -285,20 +293,43 @@ def test_sampling():
 
 
 def test_the_cut_of_top_p():
-    """A top_p that falls on a prefix sum, or one float next to it."""
+    """A top_p that falls on a prefix sum, often that of the token which wins without it, or one float next to it."""
 
     def check(rng, library, note):
         vocab = vocabulary(rng)
         given, plain = rows(rng, logit_values, (1, vocab), library)
+        where = stream(rng, 1)
+        order = np.argsort(-plain[0], kind="stable")
+        winner = draftproof.sample(plain, **where, check=False, backend="eager")[0]
+        rank = pick(rng, int(rng.integers(vocab)), int(np.flatnonzero(order == winner)[0]) if winner >= 0 else 0)
         with np.errstate(all="ignore"):
-            weights = np.exp(np.sort(plain[0].astype(float))[::-1] - plain.max())
+            weights = np.exp(plain[0, order].astype(float) - plain.max())
             sums = np.nan_to_num(np.cumsum(weights) / weights.sum(), nan=0.5).astype(np.float32)
-        top_p = np.nextafter(sums[int(rng.integers(vocab))], np.float32(pick(rng, 0, 2)))
+        top_p = np.nextafter(sums[max(0, rank - int(rng.integers(2)))], np.float32(pick(rng, 0, 2)))
         settings = {"top_p": np.minimum(top_p, 1).item(), "top_k": pick(rng, None, int(rng.integers(1, vocab + 1)))}
         compare(note, library, draftproof.filter_logits, (given,), (plain,), check=False, **settings)
-        settings |= stream(rng, 1)
+        settings |= where
         compare(note, library, draftproof.sample, (given,), (plain,), check=False, **settings)
         compare(note, library, draftproof.sample_with_logprobs, (given,), (plain,), check=False, **settings)
+
+    cases(check)
+
+
+def test_top_p_on_the_widest_rows():
+    """Sums near 2**62: who wins the race without top-p wins with it, if it is kept, and else a kept token does."""
+
+    def check(rng, _library, note):
+        vocab, batch = pick(rng, 2**22, 2**22 - 1, 2**21 + 17), 32
+        row = pick(rng, rng.standard_normal(vocab), rng.integers(0, 3, vocab), np.zeros(vocab)).astype(np.float32)
+        given = np.broadcast_to(row, (batch, vocab))
+        settings = {"temperature": pick(rng, 1, 1e3, 1e30), "check": False, "backend": "cpu"}
+        top_p = pick(rng, 0.9999, 1 - 2.0**-24, rng.random(), rng.uniform(0.99, 1))
+        seed = rng.integers(-(2**63), 2**63, batch)
+        kept = np.isfinite(draftproof.filter_logits(row[None], top_p=top_p, **settings)[0])
+        first = draftproof.sample(given, seed=seed, **settings)
+        drawn = draftproof.sample(given, seed=seed, top_p=top_p, **settings)
+        assert np.array_equal(drawn == first, kept[first]), f"{note} {vocab} {settings} {top_p}"
+        assert kept[drawn].all(), f"{note} {vocab} {settings} {top_p}"
 
     cases(check)
 
@@ -352,7 +383,7 @@ def test_verification():
         batch, positions, vocab = target.shape
         greedy = given[0], given[2]
         compare(note, library, draftproof.verify_greedy, greedy, (target, tokens), **settings)
-        settings |= filters(rng, batch) | {"prev_tokens": history(rng, batch, vocab)}
+        settings |= filters(rng, batch) | {"prev_tokens": history(rng, target[:, 0])}
         settings |= filters(rng, batch, "draft_") if rng.random() < 0.4 else {}
         settings["mask"] = mask(rng, (batch, positions, vocab))
         draft_vocab = vocab if draft is None else draft.shape[-1]

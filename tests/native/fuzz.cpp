@@ -91,17 +91,23 @@ struct SamplingInput {
   RowsInput rows;
   FiltersInput filters;
   IdTable history;
+  StreamsInput streams;
+  PerRow<int64_t> draft_index;
   std::vector<plain::Law> laws;
 };
 
-// A top_p on the edge of the mass that is ranked above some token, or next to it.
+// A top_p on the edge of the mass that is ranked above some token, often the one that wins without top_p, or next to it.
 float aimed_top_p(Bytes& bytes, const SamplingInput& in) {
   plain::Filters filters = in.filters.at(0);
   filters.top_p = 1.0f;
   filters.min_p = 0.0f;
   const plain::Law law = plain::law_of(in.rows.row(0, 0), filters, in.history.row(0), in.rows.mask(0, 0));
   if (law.status) return 0.5f;
-  const int64_t rank = bytes.below(static_cast<int64_t>(law.kept.size()));
+  int64_t rank = bytes.below(static_cast<int64_t>(law.kept.size()));
+  if (bytes.chance(128)) {
+    const int64_t winner = plain::race(law, in.streams.at(0), in.draft_index[0]);
+    rank = std::find(law.kept.begin(), law.kept.end(), winner) - law.kept.begin();
+  }
   double above = 0.0;
   for (int64_t i = 0; i < rank; ++i) above += static_cast<double>(law.masses[law.kept[i]]);
   const float p = static_cast<float>(above / static_cast<double>(law.total) + bytes.pick({0.0, 0x1p-21, 0x1p-22}));
@@ -117,6 +123,9 @@ SamplingInput any_sampling(Bytes& bytes) {
   if (bytes.chance(96)) add_mask(bytes, in.rows, vocab);
   in.filters = any_filters(bytes, in.batch, vocab);
   in.history = ids(bytes, in.batch, bytes.below(9), vocab);
+  aim_at_maxima(bytes, in.history, in.rows);
+  in.streams = any_streams(bytes, in.batch, 0);
+  in.draft_index = per_row<int64_t>(bytes, in.batch, [&] { return bytes.pick<int64_t>({-1, -1, 0, 1, (1 << 24) - 1}); });
   if (in.batch > 0 && bytes.chance(64)) {
     in.filters.top_p = per_row<float>(bytes, in.batch, [&] { return aimed_top_p(bytes, in); });
   }
@@ -146,8 +155,8 @@ int64_t kept_of(const plain::Law& law) {
 
 void sample_in(Bytes& bytes, SampleMode mode) {
   const SamplingInput in = any_sampling(bytes);
-  const StreamsInput streams = any_streams(bytes, in.batch, 0);
-  const auto draft_index = per_row<int64_t>(bytes, in.batch, [&] { return bytes.pick<int64_t>({-1, -1, 0, 1, (1 << 24) - 1}); });
+  const auto& streams = in.streams;
+  const auto& draft_index = in.draft_index;
   describe = [&, before = describe](int64_t i) {
     before(i);
     print("seed, offset, draft_index", std::vector<int64_t>{streams.seed[i], streams.offset[i], draft_index[i]});
@@ -335,6 +344,7 @@ RoundInput any_round(Bytes& bytes, bool probabilities) {
   }
   if (!probabilities && bytes.chance(96)) add_mask(bytes, in.target, vocab);
   in.history = ids(bytes, in.batch, bytes.below(5), vocab);
+  aim_at_maxima(bytes, in.history, in.target);
   in.streams = any_streams(bytes, in.batch, in.drafted);
   in.eos = ids(bytes, in.batch, bytes.below(3), vocab);
   in.count = per_row<int64_t>(bytes, in.batch, [&] { return bytes.chance(192) ? in.drafted : bytes.below(in.drafted + 1); });

@@ -173,6 +173,10 @@ inline std::vector<float> any_values(Bytes& bytes, int64_t size, bool probabilit
       x = static_cast<float>((rounded ? std::round(u * 4) : u) * scale) + shift;
     }
   }
+  if (bytes.chance(32)) {  // about one in each block stands out
+    const float by = bytes.pick({1.0f, 10.0f, 1e7f, 1e30f, -1e7f});
+    for (int64_t i = bytes.below(64); i < size; i += 64) values[i] += by * static_cast<float>(1.0 + random.unit());
+  }
   if (probabilities && !bytes.chance(16))
     for (float& x : values) x = std::isnan(x) || std::isinf(x) ? 0.0f : std::fabs(x);
   const float least = probabilities ? 0.0f : -kInfinity;
@@ -255,6 +259,19 @@ inline RowsInput any_rows(Bytes& bytes, const Shape& shape, bool probabilities) 
   return rows;
 }
 
+// Ids that are the largest of their block of 64, where a penalty moves what bounds the block.
+inline void aim_at_maxima(Bytes& bytes, IdTable& table, const RowsInput& rows) {
+  if (!bytes.chance(96)) return;
+  for (size_t k = 0; k < table.ids.size(); ++k) {
+    if (bytes.chance(64)) continue;
+    const auto row = rows.row(static_cast<int64_t>(k) / table.columns, 0);
+    const int64_t vocab = static_cast<int64_t>(row.size()), start = 64 * bytes.below((vocab + 63) / 64);
+    const auto end = row.begin() + std::min(vocab, start + 64);
+    table.ids[k] = std::max_element(row.begin() + start, end) - row.begin();
+  }
+  table.laid = lay(bytes, table.ids, {rows.shape[0], table.columns, 1});
+}
+
 // --- parameters -------------------------------------------------------------------------------------------------------
 
 struct FiltersInput {
@@ -290,7 +307,7 @@ inline FiltersInput any_filters(Bytes& bytes, int64_t batch, int64_t vocab) {
   });
   f.penalty = column(3, 1.0f, [&] {
     return bytes.chance(128) ? 0.5f + unit(bytes)
-                             : bytes.pick({1e-30f, 1e30f, 1e-45f, kFltMax, 1.0f + 0x1p-23f, 1.0f - 0x1p-24f});
+                             : bytes.pick({1e-30f, 1e30f, 1e-7f, 1e7f, 1e-45f, kFltMax, 1.0f + 0x1p-23f, 1.0f - 0x1p-24f});
   });
   f.top_k = per_row<int64_t>(bytes, batch, [&]() -> int64_t {
     if (!(on >> 4 & 1)) return FilterInput::kMaxVocabulary;

@@ -67,7 +67,7 @@ void concurrent_callers() {
   std::vector<std::thread> callers;
   for (int i = 0; i < 4; ++i)
     callers.emplace_back([i] {
-      for (int turn = 0; turn < 300; ++turn) each_row_once(1 + (turn * 7 + i) % 50, 1 + turn % 3);
+      for (int turn = 0; turn < 1000; ++turn) each_row_once(1 + (turn * 7 + i) % 50, 1 + turn % 3);
     });
   for (auto& caller : callers) caller.join();
 }
