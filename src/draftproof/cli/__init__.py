@@ -1,4 +1,4 @@
-"""The ``draftproof`` command: generate text, check this installation, list the backends."""
+"""The ``draftproof`` command: generate text, compare ways to, check this installation, list the backends."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from .. import __version__
 from .._native import set_level
 from .backends import backends
 from .check import check
+from .compare import compare
 from .console import readable_errors
 from .generate import generate
 
@@ -21,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(generate)
+app.command()(compare)
 app.command()(check)
 app.command()(backends)
 

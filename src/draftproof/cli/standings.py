@@ -1,0 +1,122 @@
+"""What the runs of ``compare`` come to: by prompt, by class, as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import geometric_mean, median
+
+import numpy as np
+from rich.table import Table
+
+from .contest import OWN, PLAIN, Run
+
+EVERY = "all"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How many times as fast as plain decoding a contestant was on a prompt, in medians of seconds a token.
+
+    ``low`` and ``high`` enclose 90 % of what resampled repetitions give.
+    """
+
+    kind: str
+    prompt: int
+    arm: str
+    speed: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A contestant on a class of prompts: geometric mean and minimum of its speeds, and sums over all runs."""
+
+    kind: str
+    arm: str
+    prompts: int
+    tokens_per_second: float
+    speed: float
+    worst: float
+    tokens_per_forward: float
+    drafted: int
+    accepted: int
+    same: int | None
+
+    @property
+    def acceptance(self) -> float:
+        """Share of the drafted tokens that was accepted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+
+def speeds(runs: list[Run]) -> list[Speed]:
+    """Compare every contestant's runs of a prompt with those of plain decoding."""
+    costs: dict[tuple[str, int, str], list[float]] = {}
+    for run in runs:
+        costs.setdefault((run.kind, run.prompt, run.arm), []).append(run.seconds / run.tokens)
+    found = []
+    for (kind, prompt, arm), own in costs.items():
+        plain = costs[kind, prompt, PLAIN]
+        picks = np.random.default_rng(0).integers(len(own), size=(2, 2000, len(own)))
+        ratios = np.median(np.array(plain)[picks[0]], axis=1) / np.median(np.array(own)[picks[1]], axis=1)
+        low, high = (1.0, 1.0) if arm == PLAIN else np.quantile(ratios, [0.05, 0.95]).tolist()
+        found.append(Speed(kind, prompt, arm, median(plain) / median(own), low, high))
+    return found
+
+
+def standings(runs: list[Run]) -> list[Standing]:
+    """Return a standing for every class and contestant; with several classes, one over all of them too."""
+    kinds, arms = ({getattr(run, name): None for run in runs} for name in ("kind", "arm"))
+    found, groups = speeds(runs), [(kind, {kind}) for kind in kinds]
+    if len(kinds) > 1:
+        groups.append((EVERY, set(kinds)))
+    standings = []
+    for name, members in groups:
+        for arm in sorted(arms, key=_order):
+            chosen = [run for run in runs if run.kind in members and run.arm == arm]
+            ratios = [speed.speed for speed in found if speed.kind in members and speed.arm == arm]
+            standings.append(_standing(name, arm, chosen, ratios))
+    return standings
+
+
+def _order(arm: str) -> tuple[bool, bool, str]:
+    return arm != PLAIN, arm == OWN, arm.rjust(20)
+
+
+def _standing(kind: str, arm: str, runs: list[Run], ratios: list[float]) -> Standing:
+    tokens = sum(run.tokens for run in runs)
+    firsts = [run.same for run in runs if run.repetition == 0 and run.same is not None]
+    return Standing(
+        kind,
+        arm,
+        prompts=len(ratios),
+        tokens_per_second=tokens / sum(run.seconds for run in runs),
+        speed=geometric_mean(ratios),
+        worst=min(ratios),
+        tokens_per_forward=tokens / sum(run.forwards for run in runs),
+        drafted=sum(run.drafted for run in runs),
+        accepted=sum(run.accepted for run in runs),
+        same=sum(firsts) if firsts else None,
+    )
+
+
+def table(results: list[Standing]) -> Table:
+    """Return the table that ``compare`` prints."""
+    table = Table(box=None, pad_edge=False)
+    for i, column in enumerate(["", "", "tokens/s", "x plain", "worst", "tokens/fwd", "accepted", "wasted"]):
+        table.add_column(column, justify="right" if i > 1 else "left", no_wrap=True)
+    shown = ""
+    for s in results:
+        drafts = [f"{s.acceptance:.0%}", str(s.drafted - s.accepted)] if s.drafted else ["-", "-"]
+        numbers = [f"{s.tokens_per_second:.1f}", f"{s.speed:.2f}", f"{s.worst:.2f}", f"{s.tokens_per_forward:.2f}"]
+        table.add_row("" if s.kind == shown else s.kind, s.arm, *numbers, *drafts)
+        shown = s.kind
+    return table
+
+
+def same_tokens(results: list[Standing]) -> str | None:
+    """Return the line that says on how many prompts tokens were those of plain decoding; None if they were sampled."""
+    last = [s for s in results if s.kind == results[-1].kind and s.arm != PLAIN]
+    if last[0].same is None:
+        return None
+    return "same tokens as plain decoding: " + ", ".join(f"{s.arm} {s.same} of {s.prompts}" for s in last)
