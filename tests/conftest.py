@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,12 @@ import numpy as np
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+# A plugin for the run it is named in.
+collect_ignore = ["driver/plugin.py"]
+
+# Shells start background jobs with Ctrl-C ignored, and the tests of Ctrl-C would see nothing of it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # One profile here and in CI, so that CI is never laxer than a laptop; `fuzz` draws new examples in every run.
 hypothesis.settings.register_profile(
