@@ -151,7 +151,7 @@ class Arguments {
 
   Rule rule(nb::handle h) {
     constexpr const char* names[] = {"token", "block", "match", "greedy"};
-    if (PyUnicode_CheckExact(h.ptr()))
+    if (PyUnicode_Check(h.ptr()))
       for (int i = 0; i < 4; ++i)
         if (PyUnicode_CompareWithASCIIString(h.ptr(), names[i]) == 0) return static_cast<Rule>(i);
     plain = false;

@@ -469,3 +469,16 @@ def test_memory_that_runs_out_inside_the_core() -> None:
     names: dict[str, Any] = {}
     exec(HUNGRY, names)
     assert said == [call(backend="eager").tobytes().hex() for call in names["calls"]]
+
+
+@pytest.mark.parametrize("backend", ["auto", "cpu", "eager"])
+def test_a_rule_may_be_any_string(backend):
+    class Name(str):
+        pass
+
+    given = {"draft_logits": None, "draft_tokens": np.zeros((1, 1), np.int64), "seed": 1, "backend": backend}
+    result = draftproof.verify(np.zeros((1, 2, 4), np.float32), rule=Name("token"), **given)
+    assert (
+        result.num_accepted.tolist()
+        == draftproof.verify(np.zeros((1, 2, 4), np.float32), rule="token", **given).num_accepted.tolist()
+    )

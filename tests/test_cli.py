@@ -391,7 +391,9 @@ def test_bad_sources_fail_before_loading(tmp_path: Path) -> None:
     assert result.stderr == (
         f"error: --prompt-file {tmp_path / 'latin'}: expected text in UTF-8, got byte 0xe9 at 1; convert it first\n"
     )
-    assert "No such file" in run("generate", "--prompt-file", tmp_path / "none", *options, code=2).stderr
+    missing = tmp_path / "none"
+    said = run("generate", "--prompt-file", missing, *options, code=2).stderr
+    assert said == f"error: --prompt-file {missing}: expected a file to read, got: No such file or directory\n"
 
 
 def test_bad_prompt_and_eos(folder: Path) -> None:

@@ -13,8 +13,8 @@ transformers = pytest.importorskip("transformers")
 
 import zoo  # noqa: E402
 from draftproof import SamplingParams, sample  # noqa: E402
-from draftproof.drafters import NgramDrafter  # noqa: E402
-from draftproof.errors import ValueRangeError  # noqa: E402
+from draftproof.drafters import ModelDrafter, NgramDrafter  # noqa: E402
+from draftproof.errors import ShapeError, ValueRangeError  # noqa: E402
 from draftproof.integrations.transformers import CausalLM, Speculative, model_drafter  # noqa: E402
 
 VOCAB = 13
@@ -630,3 +630,21 @@ def test_no_clock_chooses_widths(dtype: Any, seed: int | None, monkeypatch: pyte
         widths.append([stats.drafted_by_position for stats in speculative.stats])
     assert widths[0] == widths[1] == widths[2]
     assert any(widths[0])
+
+
+def test_a_mask_must_fit_the_prompt() -> None:
+    ids = torch.tensor([[3, 5, 6, 7]] * 2)
+    for mask in (torch.ones(2, 3), torch.tensor([[0, 1, 1], [1, 1, 1]])):
+        with pytest.raises(ShapeError, match=r"attention_mask must be \[2, 4 or more\]"):
+            TOY.generate(ids, attention_mask=mask.long(), max_new_tokens=3, custom_generate=Speculative())
+
+
+def test_a_drafter_must_be_one() -> None:
+    for wrong in (5, object(), "ngram"):
+        with pytest.raises(ValueRangeError, match="drafter must be 'mix', a drafter, a model or None"):
+            Speculative(wrong)  # type: ignore[arg-type]
+
+
+def test_a_draft_models_cost_is_that_of_every_row() -> None:
+    drafter = ModelDrafter(CausalLM(TOY), cost=0.01)
+    assert Speculative(drafter)._drafter(TOY, True).cost == 0.01

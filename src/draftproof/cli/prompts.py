@@ -64,7 +64,10 @@ def _parse(line: str, where: str) -> Prompt:
 
 
 def _read(file: Path, option: str) -> str:
-    return _decode(file.read_bytes(), f"{option} {file}")
+    try:
+        return _decode(file.read_bytes(), f"{option} {file}")
+    except OSError as error:
+        fail(f"{option} {file}: expected a file to read, got: {error.strerror}")
 
 
 def _decode(data: bytes, what: str) -> str:

@@ -18,7 +18,7 @@ from ..decoding.draft_length import COSTS, DraftLength, LengthPolicy
 from ..decoding.rules import Rule
 from ..drafters import MixDrafter, ModelDrafter
 from ..drafters.base import Drafter, Noise
-from ..errors import ValueRangeError
+from ..errors import ShapeError, ValueRangeError
 from ..rng.streams import row_seeds
 from ..types import Array, SamplingParams
 from .batch import Forward, Sequences
@@ -99,7 +99,8 @@ class Speculative:
         seed: Any = None,
         streamer: Any = None,
     ) -> None:
-        if isinstance(drafter, str) and drafter != "mix":
+        known = drafter is None or drafter == "mix" or isinstance(drafter, PreTrainedModel) or hasattr(drafter, "start")
+        if not known:
             raise ValueRangeError(f"drafter must be 'mix', a drafter, a model or None, got {drafter!r}")
         if rule is not None:
             _checks.one_of("rule", rule, ("token", "block", "match"))
@@ -124,13 +125,19 @@ class Speculative:
         check_cache(cache, model, batch)
         mask = arguments.get("attention_mask")
         columns = getattr(generation_config, "_mask_length", input_ids.shape[1]) if mask is None else mask.shape[1]
+        rows = batch if mask is None else len(mask)
+        if rows != batch or columns < input_ids.shape[1]:
+            raise ShapeError(
+                f"attention_mask must be [{batch}, {input_ids.shape[1]} or more], like input_ids, got "
+                f"[{rows}, {columns}]: pass the tokenizer's mask with its ids"
+            )
         starts = _starts(mask, batch, columns - input_ids.shape[1])
         processors = Processors.of(logits_processor, starts)
         sequences = Sequences(input_ids, 0 if pad is None else int(pad))
         decoders = self._decoders(model, batch, bool(generation_config.do_sample), processors.fused, stopping_criteria)
         longest = _longest(stopping_criteria, generation_config, input_ids.shape[1])
-        rows = zip(decoders, input_ids.cpu().numpy(), starts, strict=True)
-        generations = [decoder.stream(row[start:], longest) for decoder, row, start in rows]
+        texts = zip(decoders, input_ids.cpu().numpy(), starts, strict=True)
+        generations = [decoder.stream(row[start:], longest) for decoder, row, start in texts]
         self.stats = [generation.stats for generation in generations]
         full = bool(generation_config.return_dict_in_generate)
         scores, logits = full and generation_config.output_scores, full and generation_config.output_logits
@@ -180,7 +187,7 @@ class Speculative:
             return model_drafter(self.drafter, model, noise=noise)
         if isinstance(self.drafter, ModelDrafter) and isinstance(self.drafter.step, CausalLM):
             # A cache serves one sequence at a time.
-            return ModelDrafter(self.drafter.step.fork(), noise=self.drafter.noise)
+            return ModelDrafter(self.drafter.step.fork(), noise=self.drafter.noise, cost=self.drafter.cost)
         return self.drafter
 
     def _length(self, model: Any, batch: int) -> int | LengthPolicy:
