@@ -315,6 +315,30 @@ def test_the_cut_of_top_p():
     cases(check)
 
 
+def test_penalties_on_the_largest_of_each_block():
+    """They move what bounds a block, by any amount and in both directions."""
+
+    def check(rng, library, note):
+        vocab, batch = int(rng.integers(4096, 40001)), 64
+        few = np.where(rng.random(vocab) < 0.003, -0.5, -1.0 - rng.integers(0, 3, vocab) / 2)
+        row = pick(rng, few, 0.1 * rng.standard_normal(vocab))
+        stands_out = np.arange(int(rng.integers(64)), vocab, 64)
+        row[stands_out] += pick(rng, 0.0, 1.0, 1e7, -1e7) * (1 + rng.random(len(stands_out)) * rng.integers(2))
+        blocks = np.pad(row, (0, -vocab % 64), constant_values=-np.inf).reshape(-1, 64)
+        largest = blocks.argmax(1) + 64 * np.arange(len(blocks))
+        largest = largest[rng.random(len(largest)) < pick(rng, 0.01, 0.5, 1.0)]
+        given = np.broadcast_to(row.astype(np.float32), (batch, vocab))
+        settings = {
+            "temperature": pick(rng, 1, 0.7, 1e-38, 1e30),
+            "repetition_penalty": pick(rng, 0.5, 2, 1e-7, 1e7),
+            "prev_tokens": np.broadcast_to(largest, (batch, len(largest))),
+            "seed": rng.integers(-(2**63), 2**63, batch),
+        }
+        compare(note, library, draftproof.sample, (given,), (given,), **settings, check=False)
+
+    cases(check)
+
+
 def test_top_p_on_the_widest_rows():
     """Sums near 2**62: who wins the race without top-p wins with it, if it is kept, and else a kept token does."""
 

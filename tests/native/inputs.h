@@ -307,7 +307,7 @@ inline FiltersInput any_filters(Bytes& bytes, int64_t batch, int64_t vocab) {
   });
   f.penalty = column(3, 1.0f, [&] {
     return bytes.chance(128) ? 0.5f + unit(bytes)
-                             : bytes.pick({1e-30f, 1e30f, 1e-7f, 1e7f, 1e-45f, kFltMax, 1.0f + 0x1p-23f, 1.0f - 0x1p-24f});
+                             : bytes.pick({0.5f, 2.0f, 1e-30f, 1e30f, 1e-7f, 1e7f, 1e-45f, kFltMax, 1.0f + 0x1p-23f, 1.0f - 0x1p-24f});
   });
   f.top_k = per_row<int64_t>(bytes, batch, [&]() -> int64_t {
     if (!(on >> 4 & 1)) return FilterInput::kMaxVocabulary;
