@@ -483,3 +483,10 @@ def test_a_level_needs_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "core", None)
     monkeypatch.setattr(_native, "missing", "no core here")
     assert run("--level", "x86_64_v2", "backends", code=2).stderr == "error: no core here\n"
+
+
+@pytest.mark.parametrize("command", [("generate", "x"), ("compare",)])
+def test_more_threads_than_the_core_takes_are_refused_before_torch_starts_them(command: tuple[str, ...]) -> None:
+    said = run(*command, "--threads", 100_000, code=2).stderr
+    assert "--threads" in said
+    assert "1024" in said

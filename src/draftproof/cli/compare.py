@@ -45,7 +45,7 @@ def compare(
     top_p: options.TopP = None,
     rule: options.Rule = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the samples; repetitions count on from it.")] = 0,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads.")] = 1,
     clock: Annotated[
         Literal["cpu", "wall"] | None, typer.Option(help="Default: CPU time at one thread, else wall time.")
     ] = None,

@@ -46,7 +46,7 @@ def generate(
     raw: Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without the chat template.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Decode without drafts too and compare.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print text, ids and all statistics as JSON.")] = False,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: torch's choice.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads. Default: torch's choice.")] = None,
 ) -> None:
     """Generate text, with accepted draft tokens in colour, and show what the drafts saved.
 
