@@ -141,7 +141,8 @@ def test_sliding_window(name: str, inputs: dict[str, Any]) -> None:
     assert output.sequences.tolist() == expected.sequences.tolist()
     for own, other in zip(output.cache.layers, expected.cache.layers, strict=True):
         assert own.keys.shape == other.keys.shape
-        torch.testing.assert_close(own.keys[:, :, -5:], other.keys[:, :, -5:], rtol=1e-3, atol=1e-3)
+        # Forwards of other widths add in another order: float32 sums of a few hundred terms of size 1, two layers deep.
+        torch.testing.assert_close(own.keys[:, :, -5:], other.keys[:, :, -5:], rtol=0, atol=2 * 256 * 2**-24)
     assert [vars(layer).get("record_past") for layer in output.cache.layers] == [
         vars(layer).get("record_past") for layer in expected.cache.layers
     ]
