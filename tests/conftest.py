@@ -29,6 +29,11 @@ hypothesis.settings.register_profile("fuzz", hypothesis.settings.get_profile("sa
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Have triton interpret its kernels, on the CPU, but in ``-m gpu``; it reads this when it is imported."""
+    os.environ.setdefault("TRITON_INTERPRET", str(int(not config.option.markexpr.startswith("gpu"))))
+
+
 def _spoil(array: Any, is_float: bool, is_bool: bool, info: Callable[[Any], Any]) -> None:
     # Half of the largest integer: torch cannot fill uint64 above 2^63.
     array[...] = float("nan") if is_float else True if is_bool else info(array.dtype).max // 2

@@ -63,7 +63,7 @@ class Case(NamedTuple):
     call: Callable[[Put], Any]
 
 
-CPU = [name for name, state in dp.backends()["sample"].items() if state == "available"]
+CPU = [name for name in (*_dispatch.BACKENDS["cpu"], "reference") if dp.backends()["sample"][name] == "available"]
 SEED_REMEDY = "pass an int or an int64/uint64 array [B]; draftproof.random_seeds(B) gives fresh ones"
 FLOAT_TYPES = "one of float16, bfloat16, float32, float64"
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import draftproof
 from draftproof import testing
+from draftproof._dispatch import BACKENDS, REFERENCE
 from draftproof.rng.uniforms import Choose
 from draftproof.testing import Model, ReusedDraw, System, check_law, enumerate_law, grid, strategies
 from draftproof.verification.chain import reference as chain
@@ -151,7 +152,7 @@ def on_torch(target: Any, draft: Any, tokens: Any, **options: Any) -> Any:
     return type(result)(*(array.numpy() for array in result))
 
 
-AVAILABLE = [name for name, state in draftproof.backends()["verify_probs"].items() if state == "available"]
+AVAILABLE = [n for n in (*BACKENDS["cpu"], REFERENCE) if draftproof.backends()["verify_probs"][n] == "available"]
 IMPLEMENTATIONS = {name: functools.partial(draftproof.verify_probs, backend=name) for name in AVAILABLE}
 IMPLEMENTATIONS["torch"] = on_torch
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -62,23 +64,45 @@ OPERATIONS = {
     "verify_greedy": Operation("verification.chain", ("target", "draft_tokens", "num_draft_tokens", "eos"), _VERIFIED),
 }
 
-BACKENDS: dict[str, tuple[str, ...]] = {"cpu": ("cpu", "eager"), "cuda": ("eager",), "xpu": ("eager",)}
+BACKENDS: dict[str, tuple[str, ...]] = {
+    "cpu": ("cpu", "eager"),
+    "cuda": ("triton", "eager"),  # ROCm's tensors too
+    "xpu": ("triton", "eager"),
+}
 """Device type -> backends, best first. Other devices run eager."""
 
 MISSING = {"cpu": missing} if missing else {}
 """Backends that this installation lacks, with the reason. ``auto`` passes over them, a name does not."""
 
+if importlib.util.find_spec("triton") is None:
+    MISSING["triton"] = "triton is not importable: install draftproof[triton], on Linux"
+
+# Operations that have kernels; the others run eager.
+KERNELS: frozenset[str] = frozenset()
+
 REFERENCE = "reference"
+_TRITON_DEVICES = "runs on CUDA, ROCm and XPU devices, and for tests on CPU tensors under TRITON_INTERPRET=1"
+
+
+def interpreted() -> bool:
+    """Whether triton interprets its kernels, for tests. They then run on the CPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def resolve(operation: str, device: str, backend: str) -> Any:
     """Return the function of an operation on a backend. ``auto`` takes the device's first; a name never falls back."""
     known = (*BACKENDS.get(device, ("eager",)), REFERENCE)
+    if backend == "triton" and device == "cpu" and interpreted():
+        known = (*known, backend)
+    if operation not in KERNELS:
+        known = tuple(name for name in known if name != "triton")
     available = tuple(name for name in known if name not in MISSING)
     if backend == "auto":
         backend = available[0]
-    if backend in known and backend in MISSING:
+    if backend in MISSING:
         raise BackendError(f"backend={backend!r} is not available: {MISSING[backend]}. Here: {', '.join(available)}")
+    if backend == "triton" and backend not in known:
+        raise BackendError(f"backend='triton' {_TRITON_DEVICES}; the tensors are on {device}: move them there")
     if backend not in available:
         raise BackendError(
             f"backend must be one of auto, {', '.join(available)} for {operation} on {device}, got {backend!r}"
@@ -100,7 +124,18 @@ def backends() -> dict[str, dict[str, str]]:
     """
     names = [*dict.fromkeys(name for row in BACKENDS.values() for name in row), REFERENCE]
     row = {name: MISSING.get(name, "available") for name in names}
-    return {operation: dict(row) for operation in OPERATIONS}
+    if "triton" not in MISSING and not interpreted() and not _has_gpu():
+        row["triton"] = f"it {_TRITON_DEVICES}; torch sees no such device"
+    eager = {**row, "triton": "it has no kernels"}
+    return {operation: dict(row if operation in KERNELS else eager) for operation in OPERATIONS}
+
+
+def _has_gpu() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    return any(getattr(torch, device).is_available() for device, row in BACKENDS.items() if "triton" in row)
 
 
 def plain(operation: str, check: Any, backend: Any, rows: Any, *given: Any) -> tuple[Array, ...] | None:
@@ -121,6 +156,8 @@ def run(operation: str, arguments: tuple[Any, ...], check: bool | None, backend:
     named = dict(zip(spec.arguments, arguments, strict=True))
     rows = arguments[0]
     xp = namespace(rows)
+    if backend == "triton" and not is_torch(rows):
+        raise BackendError("backend='triton' takes torch tensors, got NumPy arrays: pass torch.from_numpy(array)")
     implementation = resolve(operation, xp.device_type(rows), backend)
     # IEEE infinities and NaN are part of the arithmetic; NumPy's warnings about them are not news.
     with np.errstate(all="ignore"), _subnormals():
