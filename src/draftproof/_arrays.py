@@ -11,8 +11,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import numpy as np
-
+from . import _numpy as np
 from .types import Array
 
 
@@ -179,6 +178,18 @@ def is_torch(value: object) -> bool:
     """Whether ``value`` is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_numpy(value: object) -> bool:
+    """Whether ``value`` is an array of NumPy's own, without importing NumPy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) in (numpy.ndarray, numpy.memmap)
+
+
+def number(value: Any) -> Any:
+    """Return the Python number that a NumPy scalar holds, anything else as it is."""
+    numpy = sys.modules.get("numpy")
+    return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
 
 
 def is_dense(tensor: Any) -> bool:

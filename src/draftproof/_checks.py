@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
-
-from ._arrays import is_dense, is_torch, namespace
+from . import _numpy as np
+from ._arrays import is_dense, is_numpy, is_torch, namespace, number
 from .errors import DtypeError, ShapeError, ValueRangeError
 from .numerics.constants import FLT_MAX, MAX_UNIFORM, MAX_VOCAB
 from .types import DEAD, Array, Status
@@ -105,7 +104,7 @@ def same_kind(name: str, value: Any, like: Array, expected: str = "an array") ->
 
 def _array(name: str, value: Any, expected: str) -> None:
     """Check for a plain array: NumPy's subclasses give operations another meaning, and sparse tensors lack most."""
-    if type(value) in (np.ndarray, np.memmap) or (is_torch(value) and is_dense(value)):
+    if is_numpy(value) or (is_torch(value) and is_dense(value)):
         return
     layout = f" of layout {value.layout}" if is_torch(value) else ""
     raise DtypeError(f"{name} must be {expected}, got {type(value).__name__}{layout}: convert it first")
@@ -155,8 +154,7 @@ def per_row(name: str, value: Any, like: Array, vocab: int) -> Array | None:
     """
     base = _base(name)
     xp, batch = namespace(like), like.shape[0]
-    if isinstance(value, np.generic):
-        value = value.item()
+    value = number(value)
     if isinstance(value, bool):
         raise DtypeError(f"{name} must be a number or an array [B], got bool")
     if isinstance(value, (int, float)):
@@ -181,8 +179,7 @@ def per_row(name: str, value: Any, like: Array, vocab: int) -> Array | None:
 def integers(name: str, value: Any, like: Array, drafted: int = 0) -> Array:
     """Check an int, or an integer array ``[B]``; return int64 ``[B]``."""
     xp = namespace(like)
-    if isinstance(value, np.generic):
-        value = value.item()
+    value = number(value)
     if isinstance(value, int) and not isinstance(value, bool):
         allowed = _integer_range(name, drafted)
         if not allowed.valid(value):
@@ -202,13 +199,12 @@ def seed(value: Any, like: Array) -> Array:
     xp = namespace(like)
     if value is None:
         raise ValueRangeError(f"seed must be given, got None: {_SEED_REMEDY}")
-    if isinstance(value, np.generic):
-        value = value.item()
+    value = number(value)
     if isinstance(value, int) and not isinstance(value, bool):
         if not -(2**63) <= value < 2**64:
             raise ValueRangeError(f"seed must be in [-2**63, 2**64), got {_number(value)}")
         return xp.full((), value - 2**64 if value >= 2**63 else value, "int64", like=like)
-    foreign = type(value) is np.ndarray and is_torch(like)
+    foreign = is_torch(like) and is_numpy(value)
     if not foreign:
         value = same_kind("seed", value, like, "an int or an int64/uint64 array [B]")
     own = namespace(value)
@@ -225,8 +221,7 @@ def eos(value: Any, like: Array) -> Array | None:
     if value is None:
         return None
     xp = namespace(like)
-    if isinstance(value, np.generic):
-        value = value.item()
+    value = number(value)
     if isinstance(value, int) and not isinstance(value, bool):
         if not -(2**63) <= value < 2**63:
             raise ValueRangeError(f"eos must be in [-1, 2**63), got {_number(value)}")

@@ -10,9 +10,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from . import _checks
+from . import _numpy as np
 from ._arrays import is_torch, namespace
 from ._native import core, missing, watched
 from .errors import BackendError
@@ -20,7 +19,6 @@ from .rng.streams import row_seeds
 from .types import Array, Filters, Status
 
 FILTERS = Filters._fields
-_SUBNORMAL = np.ones(1, np.int32).view(np.float32)
 
 
 class Operation(NamedTuple):
@@ -160,10 +158,11 @@ def run(operation: str, arguments: tuple[Any, ...], check: bool | None, backend:
         raise BackendError("backend='triton' takes torch tensors, got NumPy arrays: pass torch.from_numpy(array)")
     implementation = resolve(operation, xp.device_type(rows), backend)
     # IEEE infinities and NaN are part of the arithmetic; NumPy's warnings about them are not news.
-    with np.errstate(all="ignore"), _subnormals():
+    quiet = np.errstate(all="ignore") if backend == REFERENCE or not is_torch(rows) else contextlib.nullcontext()
+    with quiet, _subnormals():
         named, bad = _checks.values(xp, named)
         if named.get("seed") is not None and named["seed"].ndim == 0:
-            named["seed"] = _seed_of_each_row(xp, named["seed"], rows)
+            named["seed"] = _seed_of_each_row(xp, implementation, xp.joined(named["seed"], rows), rows)
         if backend == REFERENCE and is_torch(rows):
             result = _through_numpy(implementation, _packed(named))
         else:
@@ -179,7 +178,7 @@ def run(operation: str, arguments: tuple[Any, ...], check: bool | None, backend:
 def _subnormals() -> Iterator[None]:
     """Lift the caller's flush-to-zero, which torch sets and only torch can lift, while an operation runs."""
     torch: Any = sys.modules.get("torch")
-    flushed = torch is not None and not (_SUBNORMAL * np.float32(1)).any()
+    flushed = torch is not None and sys.float_info.min * 0.5 * 2.0 == 0.0
     if flushed:
         torch.set_flush_denormal(False)
     try:
@@ -189,9 +188,12 @@ def _subnormals() -> Iterator[None]:
             torch.set_flush_denormal(True)
 
 
-def _seed_of_each_row(xp: Any, seed: Array, rows: Array) -> Array:
+def _seed_of_each_row(xp: Any, implementation: Any, seed: Array, rows: Array) -> Array:
     if rows.shape[0] == 1:
         return seed[None]
+    if implementation.__module__.endswith(".triton"):
+        launcher = importlib.import_module(".rng.kernels.row_seeds", __package__)
+        return launcher.row_seeds(seed, rows.shape[0])
     return row_seeds(seed, xp.arange(rows.shape[0], like=rows))
 
 

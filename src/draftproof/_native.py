@@ -7,9 +7,8 @@ import os
 import sys
 from typing import Any
 
-import numpy as np
-
-from ._arrays import is_torch
+from . import _numpy as np
+from ._arrays import is_numpy, is_torch, number
 from .errors import BackendError, ValueRangeError
 from .types import Array
 
@@ -59,8 +58,7 @@ def set_num_threads(n: int) -> None:
     >>> import draftproof
     >>> draftproof.set_num_threads(2)  # doctest: +SKIP
     """
-    if isinstance(n, np.generic):
-        n = n.item()
+    n = number(n)
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 1024:
         raise ValueRangeError(f"n must be an int in [1, 1024], got {n!r}")
     if core is None:
@@ -77,7 +75,7 @@ def call(operation: str, *arguments: Any) -> tuple[Array, ...]:
     outputs: tuple[Array, ...] | None = getattr(core, operation)(*map(view, arguments), False)
     if outputs is None:
         raise RuntimeError(f"{operation}: another thread wrote to an argument while the call was checking it")
-    if is_torch(arguments[0]) and isinstance(outputs[0], np.ndarray):
+    if is_torch(arguments[0]) and is_numpy(outputs[0]):
         return tuple(map(_torch().from_numpy, outputs))
     return outputs
 
@@ -85,7 +83,7 @@ def call(operation: str, *arguments: Any) -> tuple[Array, ...]:
 def view(value: Any) -> Any:
     """Return an argument as the core reads it: an array in place wherever it can be."""
     # The core steps from item to item, at addresses that suit them. A field of a structured array may lie elsewhere.
-    if isinstance(value, np.ndarray):
+    if is_numpy(value):
         plain = value.flags.aligned and not any(stride % value.itemsize for stride in value.strides)
         return np.asarray(value) if plain else np.array(value)
     if not is_torch(value):
@@ -109,7 +107,7 @@ def watched(rows: Any) -> bool:
         return bool(
             torch.compiler.is_compiling()
             or (
-                type(rows) is not np.ndarray
+                isinstance(rows, torch.Tensor)
                 and (
                     torch._C._functorch.peek_interpreter_stack() is not None
                     or torch._C._len_torch_dispatch_stack()

@@ -103,6 +103,6 @@ class VerifyResult(NamedTuple):
             import torch
 
             return torch.stack([c.to(torch.int32) for c in columns], dim=1)
-        import numpy as np
+        from . import _numpy as np
 
         return np.stack([c.astype(np.int32) for c in columns], axis=1)

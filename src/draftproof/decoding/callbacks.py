@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
+from .. import _numpy as np
 from .._arrays import is_torch, namespace
 from ..errors import DtypeError, ShapeError, ValueRangeError
 from ..types import Array, Draft
 
-Ids = np.ndarray[Any, np.dtype[np.int64]]
+if TYPE_CHECKING:
+    Ids = np.ndarray[Any, np.dtype[np.int64]]
+else:
+    Ids = Any
 
 
 class Checked(NamedTuple):
@@ -23,7 +25,7 @@ class Checked(NamedTuple):
 
 def read_prompt(prompt: Any) -> tuple[Ids, Callable[[Ids], Any]]:
     """Return the prompt as int64 NumPy and a function that copies ids into the kind the prompt came in."""
-    kind: Callable[[Ids], Any] = Ids.copy
+    kind: Callable[[Ids], Any] = np.ndarray.copy
     if isinstance(prompt, str):
         raise DtypeError("prompt_ids must be one sequence of token ids, got str: tokenize it first")
     if hasattr(prompt, "input_ids"):
@@ -40,7 +42,7 @@ def read_prompt(prompt: Any) -> tuple[Ids, Callable[[Ids], Any]]:
     else:
         ids = np.asarray(prompt)
         if not isinstance(prompt, np.ndarray):
-            kind = Ids.tolist
+            kind = np.ndarray.tolist
     if ids.ndim != 1:
         raise ShapeError(f"prompt_ids must be one sequence [length], got {list(ids.shape)}: pass one row of a batch")
     if ids.size and ids.dtype.kind not in "iu":

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
+from .. import _numpy as np
 from ..sampling import random_seeds
 from ..types import Array
 from .callbacks import Checked, frozen, read_prompt, read_rows
@@ -16,6 +15,8 @@ from .stats import Stats
 from .stopping import count
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from .loop import SpeculativeDecoder
 
 

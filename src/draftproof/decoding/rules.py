@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from .. import _checks
+from .. import _numpy as np
 from ..drafters.base import Drafter
 from ..errors import ShapeError, ValueRangeError
 from ..types import Array, SamplingParams, VerifyResult
@@ -15,8 +14,6 @@ from ..verification import verify, verify_greedy, verify_probs
 from .callbacks import Checked, Ids, as_kind
 
 Rule = Literal["greedy", "token", "block", "match"]
-# Arguments are checked as for rows like this, before a model has run for nothing.
-_ROW = np.zeros((1, 1), dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -42,8 +39,8 @@ class Verifier:
         return verify(rows[None], q, tokens, **asdict(self.params), prev_tokens=seen, **common)
 
     def check(self, greedy: bool, seed: int | None, draft_step: Any) -> None:
-        """Refuse what is out of range or does not go together."""
-        if seed is not None and _checks.seed(seed, _ROW).ndim:
+        """Refuse what is out of range or does not go together, before a model has run for nothing."""
+        if seed is not None and _checks.seed(seed, _one_row()).ndim:
             raise ShapeError(f"seed must be a scalar for one sequence, got {seed!r}")
         _checks.one_of("rule", self.rule, _checks.RULES)
         _checks.one_of("rows", self.rows, ("logits", "probs"))
@@ -62,6 +59,10 @@ class Verifier:
 
     def _filtered(self) -> bool:
         """Whether any parameter has an effect; raise for one out of range."""
-        named = asdict(self.params)
-        on = [name for name, value in named.items() if _checks.per_row(name, value, _ROW, vocab=1 << 62) is not None]
+        named, row = asdict(self.params), _one_row()
+        on = [name for name, value in named.items() if _checks.per_row(name, value, row, vocab=1 << 62) is not None]
         return on != ["temperature"] or named["temperature"] != 1
+
+
+def _one_row() -> Array:
+    return np.zeros((1, 1), dtype=np.float32)

@@ -6,8 +6,7 @@ from collections.abc import Set
 from numbers import Integral
 from typing import Any
 
-import numpy as np
-
+from .. import _numpy as np
 from ..errors import DtypeError, ValueRangeError
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
-
+from .. import _numpy as np
 from ..errors import ValueRangeError
 from .automaton import SuffixAutomaton
 from .base import Noise

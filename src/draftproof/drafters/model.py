@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
-import numpy as np
-
+from .. import _numpy as np
 from .._arrays import namespace
 from ..errors import ValueRangeError
 from ..sampling import sample

@@ -6,8 +6,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator
 
-import numpy as np
-
+from .. import _numpy as np
 from .._arrays import is_torch
 from ..errors import ValueRangeError
 from ..types import Array
@@ -18,7 +17,6 @@ from .tables import TableState
 _KEPT = 0.5
 _SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)
 
-_ROWS = np.arange(64)[:, None]
 _LN2 = math.log(2)
 
 Key = int | tuple[int, int]
@@ -138,7 +136,7 @@ def most_likely(row: Array, count: int) -> dict[int, float]:
         strides = len(row) // 64
         maxima = row[: strides * 64].reshape(64, strides).max(axis=0)
         best = maxima.argpartition(-count)[-count:] if strides > count else np.arange(strides)
-        places = (best + strides * _ROWS).ravel()
+        places = (best + strides * np.arange(64)[:, None]).ravel()
         if len(row) % 64:
             places = np.concatenate([places, np.arange(strides * 64, len(row))])
         found = row[places]

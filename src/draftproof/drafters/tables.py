@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, ClassVar
 
-import numpy as np
-
+from .. import _numpy as np
 from ..types import Array, Draft, SamplingParams
 from .chances import Chances
 

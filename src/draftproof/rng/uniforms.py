@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Literal, Protocol
 
-import numpy as np
-
+from .. import _numpy as np
 from .streams import BLOCK, Purpose, accept_word, emit_words, words
 
 Masses = Sequence[Any]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-import numpy as np
-
 from .. import _checks
-from .._arrays import is_torch
+from .. import _numpy as np
+from .._arrays import is_torch, number
 from .._dispatch import plain, run
 from ..errors import ShapeError
 from ..types import Array, Filters, SampleResult
@@ -308,8 +307,7 @@ def random_seeds(batch: int) -> Array:
     >>> seeds.shape, len(set(seeds.tolist()))
     ((4,), 4)
     """
-    if isinstance(batch, np.generic):
-        batch = batch.item()
+    batch = number(batch)
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 0:
         raise ShapeError(f"batch must be an int of at least 0, got {batch!r}")
     seeds: set[int] = set()

@@ -11,8 +11,7 @@ from collections.abc import Collection, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from .. import _numpy as np
 from ..rng.uniforms import Choose, Draw, Masses, Uniforms
 from ..types import Array, Filters, SampleResult, SamplingParams, Status
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
+from ... import _numpy as np
 from ...rng.uniforms import Choose, Masses, Uniforms
 from ...sampling.reference import (
     DeadRow,
