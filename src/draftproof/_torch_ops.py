@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from ._dispatch import OPERATIONS, run
+from ._ops import add_op_namespace_prefix, ops
 from .rng.streams import row_seeds
 from .types import Array
 
-_NAMESPACE = "draftproof"
-_LIBRARY = torch.library.Library(_NAMESPACE, "DEF")
 _REQUIRED = {"logits", "probs", "target_logits", "target_probs", "target", "draft_tokens", "temperature"} | {
     "draft_temperature",
     "num_draft_tokens",
@@ -33,7 +32,7 @@ _DTYPES = {
 def call_op(operation: str, arguments: tuple[Any, ...], check: bool | None, backend: str) -> tuple[Array, ...]:
     """Call a registered op. No gradient flows: tokens have none, and that of the filtered logits would be partial."""
     with torch.no_grad():
-        return getattr(torch.ops.draftproof, operation)(*arguments, check, backend)
+        return getattr(ops, operation)(*arguments, check, backend)
 
 
 def _schema(operation: str) -> str:
@@ -43,7 +42,7 @@ def _schema(operation: str) -> str:
         for name in spec.arguments
     ]
     outputs = ", ".join("Tensor" for _ in spec.outputs)
-    return f"{operation}({', '.join(typed)}, bool? check, str backend) -> ({outputs})"
+    return f"({', '.join(typed)}, bool? check, str backend) -> ({outputs})"
 
 
 def _fake(operation: str) -> Any:
@@ -96,11 +95,11 @@ def _register(operation: str) -> None:
         *tensors, check, backend = arguments
         return run(operation, tuple(tensors), check, backend)
 
-    name = f"{_NAMESPACE}::{operation}"
-    _LIBRARY.define(_schema(operation))
-    _LIBRARY.impl(operation, kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(name, _fake(operation), lib=_LIBRARY)
-    torch.library.register_vmap(name, _vmap(operation), lib=_LIBRARY)
+    name = add_op_namespace_prefix(operation)
+    torch.library.define(name, _schema(operation))
+    torch.library.impl(name, "default", kernel)
+    torch.library.register_fake(name, _fake(operation))
+    torch.library.register_vmap(name, _vmap(operation))
 
 
 for _operation in OPERATIONS:
