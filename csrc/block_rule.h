@@ -88,9 +88,12 @@ class Block {
     return u < (whole > 0.0f ? rest / whole : 1.0f);
   }
 
-  // h = S / (S + 1 - P) rises with S and with P; S is the residual's sum. Rough weights are within 0.36 %, and so are
-  // the totals: p and q are within 0.75 % each, and S moves no more than P does.
+  // h = S / (S + 1 - P) rises with S and with P; S is the residual's sum. Where P = 1, h is 1; as S is at most P but for
+  // rounding, so is h. Rough weights are within 0.36 %, and so are the totals: p and q are within 0.75 % each, and S
+  // moves no more than P does.
   std::optional<bool> roughly_accepts(int64_t i, float u) const {
+    if (scales_[i].low == 1.0f) return true;
+    if (u > scales_[i].high + 1e-5f) return false;
     if constexpr (requires(const L& l) { l.rough_weights(Floats{}, 1.0f); }) {
       const L& p = pairs_[i].p;
       if (s_.point_mass() || !p.can_be_rough() || !pairs_[i].q.can_be_rough()) return std::nullopt;

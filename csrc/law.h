@@ -71,12 +71,16 @@ int64_t draw_by_blocks(const L& law, int64_t fraction, int64_t total, int64_t wi
   return -1;  // unreachable: the threshold is below the total
 }
 
+// How many powers of two a logit may weigh more than the reference of a row's rough weight, and the maximum less.
+constexpr float kReach = 60.0f;
+
 class Law {
  public:
   // Reads the row once. Returns the status; nothing else may be called on a dead row. A race over the row needs its
-  // `stream` now: which blocks can win is found on the way.
+  // `stream` now, and who will ask for `total_bounds` should say so: which blocks can win and what the row roughly
+  // weighs is found on the way.
   int32_t prepare(const RowInput& input, const Patches& history, const FilterInput& filters,
-                  const StreamInput* stream = nullptr);
+                  const StreamInput* stream = nullptr, bool weighed = false);
 
   // Lowest id among the maxima.
   int64_t argmax() const;
@@ -147,8 +151,9 @@ class Law {
 
  private:
   // scan.cpp
-  int32_t scan(const WideStream* noise);
+  int32_t scan(const WideStream* noise, bool weighed);
   void scan_group(int64_t first, Floats maxima, const WideStream* noise);
+  void weigh_group(int64_t first, Floats maxima);
   void move_penalised_maxima();
   Floats masses_of(Floats logits) const;
   bool alive(int64_t block) const { return t_of(maxima_[block]) >= -40.0f; }
@@ -206,6 +211,8 @@ class Law {
   std::vector<float> bounds_;  // of each block: no key of its tokens has a smaller binary logarithm, but for a constant
   std::vector<Candidate> candidates_, unsorted_;
   float maximum_ = 0.0f, scale_ = 1.0f, temperature_ = 1.0f, min_t_ = -kInfinity;
+  float reference_ = 0.0f;    // a logit whose weight is 1 in
+  double rough_total_ = 0.0;  // the row's rough weight so far; negative if it is not known
   bool greedy_ = false, listed_ = false, narrowed_ = false;
   Rank end_{};
   mutable int64_t total_ = -1;  // once it is known

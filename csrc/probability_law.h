@@ -1,6 +1,7 @@
 // The law of one row of probabilities, normalised by its own sum: the interface that verification asks of `Law` too.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 
@@ -15,12 +16,20 @@ class ProbabilityLaw {
     row_.prepare(input, {});
     // The bits of valid entries order as they do; those of invalid ones lie above. Adding 0 takes the sign of zeros.
     Bits largest = {};
-    each_block([&](int64_t, const float* p) DRAFTPROOF_ALWAYS {
-      for (int i = 0; i < kBlock; i += kLanes) {
-        const Bits bits = (Bits)(load(p + i) + 0.0f);
-        largest = bits > largest ? bits : largest;
-      }
-    });
+    double sum = 0.0;
+    for (int64_t start = 0; start < row_.blocks(); start += kPart) {
+      row_.fetch_ahead(start + 2 * kPart);
+      Floats part = {};
+      each_block(start, std::min(start + kPart, row_.blocks()), [&](const float* p) DRAFTPROOF_ALWAYS {
+        for (int i = 0; i < kBlock; i += kLanes) {
+          const Floats v = load(p + i) + 0.0f;
+          const Bits bits = (Bits)v;
+          largest = bits > largest ? bits : largest;
+          part += v;
+        }
+      });
+      for (int i = 0; i < kLanes; ++i) sum += part[i];
+    }
     const uint32_t bits = largest_lane(largest);
     if (bits >= 0x7F800000u) return kBadProbability;
     if (bits == 0) return kEmptySupport;
@@ -31,21 +40,25 @@ class ProbabilityLaw {
     first_ = power_of_two(half);
     second_ = power_of_two(shift - half);
     total_ = -1;
+    bounds_ = bounds_of(std::ldexp(sum, shift));
     return 0;
   }
 
-  // The sum of the row is a second pass; the rules that read one probability ask for it, argmax does not.
-  void narrow() {
-    if (total_ >= 0) return;
-    IntegerSum sum;
-    each_block([&](int64_t, const float* p) DRAFTPROOF_ALWAYS {
-      for (int i = 0; i < kBlock; i += kLanes) sum.add(load(p + i) * first_ * second_);
-    });
-    total_ = sum.total();
+  void narrow() {}  // there are no filters
+
+  // The sum of the row is a second pass.
+  int64_t total() const {
+    if (total_ < 0) {
+      IntegerSum sum;
+      each_block(0, row_.blocks(), [&](const float* p) DRAFTPROOF_ALWAYS {
+        for (int i = 0; i < kBlock; i += kLanes) sum.add(load(p + i) * first_ * second_);
+      });
+      total_ = sum.total();
+    }
+    return total_;
   }
 
-  int64_t total() const { return total_; }
-  Law::Bounds total_bounds() const { return {total_, total_}; }
+  Law::Bounds total_bounds() const { return total_ >= 0 || bounds_.high < 0 ? Law::Bounds{total(), total()} : bounds_; }
   const Row& row() const { return row_; }
   bool listed() const { return false; }
 
@@ -69,7 +82,7 @@ class ProbabilityLaw {
     return -1;  // unreachable: some entry is the maximum
   }
 
-  int64_t draw(int64_t fraction) const { return draw_without(fraction, -1, total_); }
+  int64_t draw(int64_t fraction) const { return draw_without(fraction, -1, total()); }
 
   int64_t draw_without(int64_t fraction, int64_t token, int64_t total) const {
     return draw_by_blocks(*this, fraction, total, token);
@@ -84,17 +97,29 @@ class ProbabilityLaw {
     return buffer;
   }
   template <class Visit>
-  DRAFTPROOF_INLINE void each_block(const Visit& visit) const {
+  DRAFTPROOF_INLINE void each_block(int64_t first, int64_t last, const Visit& visit) const {
     alignas(64) float buffer[kBlock];
-    for (int64_t b = 0; b < row_.blocks(); ++b) visit(b, entries(b, buffer));
+    for (int64_t b = first; b < last; ++b) visit(entries(b, buffer));
+  }
+
+  // Bounds on the total from the sum of the scaled entries in float32: a lane adds no more than kPart blocks, each
+  // addition within 2^-24, and truncation takes less than 1 of each entry. A sum beyond the numbers bounds nothing.
+  Law::Bounds bounds_of(double sum) const {
+    if (!(sum < 0x1p62)) return {-1, -1};
+    const double doubt = kPart * kBlock * 0x1p-24;
+    const double low = sum * (1.0 - doubt) - static_cast<double>(row_.vocab()), least = 0x1p39;
+    return {static_cast<int64_t>(std::max(low, least)), static_cast<int64_t>(sum * (1.0 + doubt)) + 1};
   }
 
   static float power_of_two(int exponent) { return bits_to_float((exponent + 127) << 23); }
   float scaled(float p) const { return std::trunc(p * first_ * second_); }
 
+  static constexpr int64_t kPart = 16;  // blocks summed in float32
+
   Row row_;
   float maximum_ = 0.0f, first_ = 1.0f, second_ = 1.0f;
-  int64_t total_ = -1;
+  mutable int64_t total_ = -1;  // once it is known
+  Law::Bounds bounds_{-1, -1};
 };
 
 }  // namespace DRAFTPROOF_LEVEL

@@ -116,15 +116,20 @@ void draw_correction(const Sequence& s, const L& p, const L* q, float scale, int
   }
 }
 
-// Prepare both laws of a tested position; false if one is dead.
+// Prepare both laws of a tested position; false if one is dead. All that a test will ask of a row is found while the
+// row is in the cache.
 template <class L>
 bool prepare_pair(const Sequence& s, L& p, L& q, int64_t position, Outcome& outcome) {
-  outcome.status |= s.prepare(p, true, position);
-  if (!s.point_mass()) outcome.status |= s.prepare(q, false, position);
-  if (outcome.status & kDead) return false;
-  p.narrow();
-  if (!s.point_mass()) q.narrow();
-  return true;
+  const auto prepare = [&](L& law, bool target) {
+    const int32_t status = s.prepare(law, target, position);
+    outcome.status |= status;
+    if (status & kDead) return;
+    law.narrow();
+    law.total_bounds();
+  };
+  prepare(p, true);
+  if (!s.point_mass()) prepare(q, false);
+  return !(outcome.status & kDead);
 }
 
 }  // namespace DRAFTPROOF_LEVEL

@@ -31,5 +31,19 @@ struct Fine {
   }
 };
 
+// Of a block's 64 values. Pairs first: a chain of additions would wait for each one.
+template <class F>
+DRAFTPROOF_INLINE Floats sum_of_block(const F& at) {
+  Floats sum = at(0) + at(kLanes);
+  for (int i = 2 * kLanes; i < 64; i += 2 * kLanes) sum += at(i) + at(i + kLanes);
+  return sum;
+}
+
+inline double sum_of_lanes(Floats lanes) {
+  double sum = 0.0;
+  for (int i = 0; i < kLanes; ++i) sum += lanes[i];
+  return sum;
+}
+
 }  // namespace DRAFTPROOF_LEVEL
 }  // namespace draftproof

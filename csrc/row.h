@@ -118,6 +118,11 @@ class Row {
     return load_slowly(block, buffer);
   }
 
+  // Ask for the first lines from a block on, which will be read later.
+  DRAFTPROOF_INLINE void fetch_ahead(int64_t block) const {
+    if (plain_ > 0) fetch<sizeof(float)>(block);
+  }
+
   float at(int64_t id) const {
     if (id < 0 || !allowed(id)) return -kInfinity;
     const bool patched = is_penalised(id / kBlock) && (penalised_[id / kBlock] >> (id % kBlock) & 1);
@@ -125,14 +130,19 @@ class Row {
   }
 
  private:
+  // The processor's own prefetching begins anew at each page. Any address may be asked for.
+  template <int64_t bytes>
+  DRAFTPROOF_INLINE void fetch(int64_t block) const {
+    const auto ahead = reinterpret_cast<uintptr_t>(in_.data) + block * kBlock * bytes;
+    for (int line = 0; line < 8; ++line) __builtin_prefetch(reinterpret_cast<const char*>(ahead + 64 * line));
+  }
+
   template <DType type, class Visit>
   DRAFTPROOF_INLINE int64_t visit_with(NanWatch& nan, const Visit& visit) const {
     const int64_t end = vocab_ / (kBlock * kLanes) * kLanes;
     NanWatch seen = nan;
     for (int64_t first = 0; first < end; first += kLanes) {
-      // The processor's own prefetching begins anew at each page.
-      const auto ahead = reinterpret_cast<uintptr_t>(in_.data) + (first + 2 * kLanes) * kBlock * kBytes<type>;
-      for (int line = 0; line < 8; ++line) __builtin_prefetch(reinterpret_cast<const char*>(ahead + 64 * line));
+      fetch<kBytes<type>>(first + 2 * kLanes);
       visit(first, maxima<kLanes>([&](int64_t b)
                                       DRAFTPROOF_ALWAYS { return values_at<type>(in_.data, b).maxima(seen); },
                                   first));

@@ -1,4 +1,6 @@
 // The one pass over a row that every operation makes: block maxima, and for a race bounds on the blocks' arrivals.
+#include <cmath>
+
 #include "law.h"
 
 namespace draftproof {
@@ -14,7 +16,7 @@ Floats logarithm_below(Bits words) {
 }  // namespace
 
 int32_t Law::prepare(const RowInput& input, const Patches& history, const FilterInput& filters,
-                     const StreamInput* stream) {
+                     const StreamInput* stream, bool weighed) {
   filters_ = filters;
   row_.prepare(input, history);
   greedy_ = filters.temperature == 0.0f;
@@ -24,9 +26,9 @@ int32_t Law::prepare(const RowInput& input, const Patches& history, const Filter
   int32_t status;
   if (stream && !greedy_ && !listed_) {
     const WideStream noise(stream_of(*stream, Purpose::race_block, Purpose::draft_block));
-    status = scan(&noise);
+    status = scan(&noise, false);
   } else {
-    status = scan(nullptr);
+    status = scan(nullptr, weighed && !greedy_ && !listed_);
   }
   if (status) return status;
   end_ = {-kInfinity, row_.vocab()};
@@ -39,10 +41,11 @@ int32_t Law::prepare(const RowInput& input, const Patches& history, const Filter
   return 0;
 }
 
-int32_t Law::scan(const WideStream* noise) {
+int32_t Law::scan(const WideStream* noise, bool weighed) {
   const int64_t blocks = row_.blocks(), padded = (blocks + kLanes - 1) / kLanes * kLanes;
   maxima_.resize(padded);
   if (noise) bounds_.resize(padded);
+  rough_total_ = weighed && row_.touched().empty() ? 0.0 : -1.0;  // a penalty may raise a logit
   NanWatch nan;
   int64_t first = 0;
   if (row_.direct())
@@ -65,9 +68,28 @@ int32_t Law::scan(const WideStream* noise) {
 
 DRAFTPROOF_INLINE void Law::scan_group(int64_t first, Floats maxima, const WideStream* noise) {
   store(&maxima_[first], maxima);
+  if (rough_total_ >= 0.0) weigh_group(first, maxima);
   if (!noise) return;
   const WideWords words = noise->from(first / 2);
   store(&bounds_[first], logarithm_below(WideWords::pair(words.w[0], words.w[2])) - maxima * scale_);
+}
+
+// While the group is in the nearest cache. A row without a reference, or far above it, has no rough weight.
+[[gnu::noinline]] void Law::weigh_group(int64_t first, Floats maxima) {
+  const float largest = largest_lane(maxima);
+  if (first == 0) reference_ = largest;
+  if (!(std::abs(reference_) < kInfinity && (largest - reference_) * scale_ <= kReach)) {
+    rough_total_ = -1.0;
+    return;
+  }
+  alignas(64) float buffer[kBlock];
+  const Floats reference = all(reference_);
+  Floats sum = {};
+  for (int64_t b = first; b < std::min(first + kLanes, row_.blocks()); ++b) {
+    const float* l = row_.load(b, buffer);
+    sum += sum_of_block([&](int i) DRAFTPROOF_ALWAYS { return Fine::exp2(load(l + i) - reference, scale_); });
+  }
+  rough_total_ += sum_of_lanes(sum);
 }
 
 // Direct rows were read without penalties. A penalty moves a block's maximum only if the maximum is a penalised id, or

@@ -62,7 +62,7 @@ struct Sequence {
     const Filters& filters = target ? batch.filters : batch.draft_filters;
     const RowInput row = row_at(target ? batch.target : batch.draft, i, position, filters.penalty[i]);
     if (batch.rule == Rule::greedy) return law.prepare(row, history(position), {.temperature = 0.0f});
-    if (batch.rule != Rule::match) return law.prepare(row, history(position), filters_at(filters, i));
+    if (batch.rule != Rule::match) return law.prepare(row, history(position), filters_at(filters, i), nullptr, true);
     const StreamInput stream = race_at(position);
     return law.prepare(row, history(position), filters_at(filters, i), &stream);
   }

@@ -1,5 +1,6 @@
 // Masses of a whole row, rough and exact; whether top-p holds a token, and where it ends.
 #include <atomic>
+#include <cmath>
 #include <optional>
 
 #include "law.h"
@@ -9,21 +10,7 @@ namespace draftproof {
 namespace DRAFTPROOF_LEVEL {
 namespace {
 
-// Pairs first: a chain of additions would wait for each one.
-template <class F>
-DRAFTPROOF_INLINE Floats sum_of_block(const F& at) {
-  Floats sum = at(0) + at(kLanes);
-  for (int i = 2 * kLanes; i < kBlock; i += 2 * kLanes) sum += at(i) + at(i + kLanes);
-  return sum;
-}
-
 constexpr int64_t kFlush = 32;  // blocks whose weights are summed in float32
-
-double sum_of_lanes(Floats lanes) {
-  double sum = 0.0;
-  for (int i = 0; i < kLanes; ++i) sum += lanes[i];
-  return sum;
-}
 
 }  // namespace
 
@@ -95,6 +82,9 @@ std::optional<bool> Law::roughly_holds(const Rank& rank) const {
 Law::Bounds Law::total_bounds() const {
   if (total_ >= 0 || !can_be_rough()) return {total(), total()};
   if (total_bounds_.low >= 0) return total_bounds_;
+  if (const double shift = (static_cast<double>(maximum_) - reference_) * scale_;
+      rough_total_ >= 0.0 && std::abs(shift) <= kReach)
+    return total_bounds_ = bounds_of<Fine>(rough_total_ * std::exp2(-shift));
   double sum = 0.0;
   for (int64_t start = 0; start < row_.blocks(); start += kFlush)
     sum += rough_sum<Fine>(start, -kInfinity, [](Floats v) DRAFTPROOF_ALWAYS { return v == v; });
