@@ -34,6 +34,16 @@ class NumpyArrays:
         return np.full(shape, value, dtype=dtype)
 
     @staticmethod
+    def scalar(value: float, dtype: str, like: Array) -> Array:
+        """A number as a 0-D array, on the host if its value may be looked at; ``joined`` brings it to the rows."""
+        return np.full((), value, dtype=dtype)
+
+    @staticmethod
+    def joined(a: Array, like: Array) -> Array:
+        """``a`` where ``like`` is."""
+        return a
+
+    @staticmethod
     def full_like(a: Array, value: float) -> Array:
         return np.full_like(a, value)
 

@@ -165,7 +165,7 @@ def per_row(name: str, value: Any, like: Array, vocab: int) -> Array | None:
             raise ValueRangeError(f"{name} must be {PARAMETERS[base].expected}, got {_number(value)}")
         if base in _OFF and (_OFF[base](value) or (whole and value >= vocab)):
             return None
-        single = xp.full((), int(value) if whole else float(value), "int64" if whole else "float32", like=like)
+        single = xp.scalar(int(value) if whole else float(value), "int64" if whole else "float32", like=like)
         return xp.broadcast(single, (batch,))
     if value is None:
         return None
@@ -184,7 +184,7 @@ def integers(name: str, value: Any, like: Array, drafted: int = 0) -> Array:
         allowed = _integer_range(name, drafted)
         if not allowed.valid(value):
             raise ValueRangeError(f"{name} must be {allowed.expected}, got {_number(value)}")
-        return xp.broadcast(xp.full((), value, "int64", like=like), (like.shape[0],))
+        return xp.broadcast(xp.scalar(value, "int64", like=like), (like.shape[0],))
     value = _column(name, same_kind(name, value, like, "an int or an integer array [B]"), like, "an int")
     if xp.dtype_name(value) not in INTEGERS:
         raise DtypeError(f"{name} must be an int or an integer array [B], got {xp.dtype_name(value)}")
@@ -203,7 +203,7 @@ def seed(value: Any, like: Array) -> Array:
     if isinstance(value, int) and not isinstance(value, bool):
         if not -(2**63) <= value < 2**64:
             raise ValueRangeError(f"seed must be in [-2**63, 2**64), got {_number(value)}")
-        return xp.full((), value - 2**64 if value >= 2**63 else value, "int64", like=like)
+        return xp.scalar(value - 2**64 if value >= 2**63 else value, "int64", like=like)
     foreign = is_torch(like) and is_numpy(value)
     if not foreign:
         value = same_kind("seed", value, like, "an int or an int64/uint64 array [B]")
@@ -298,7 +298,8 @@ def _rank_remedy(ndim: int, form: str) -> str:
 def values(xp: Any, arguments: dict[str, Any]) -> tuple[dict[str, Any], Array | None]:
     """Check the values of an operation's array arguments and bring them to their working dtypes.
 
-    Returns the arguments, and ``[B]`` bool of the rows whose parameters are bad (None on the CPU, where they raise).
+    Returns the arguments, and ``[B]`` bool of the rows whose parameters are bad: numbers and arrays on the CPU raise.
+    None: no parameter was on a device.
     """
     result = dict(arguments)
     like = next(iter(arguments.values()))
@@ -310,14 +311,14 @@ def values(xp: Any, arguments: dict[str, Any]) -> tuple[dict[str, Any], Array | 
         row = array[:1] if xp.same_row(array) else array
         working = xp.float32(row) if spec.floating else row
         good = spec.range.valid(working)
-        if xp.on_host(like):
+        if xp.on_host(array):
             if xp.any(~good):
                 _raise_value(xp, name, array, good, spec.range.expected)
         else:
             working = xp.where(good, working, spec.range.default)
             row_bad = xp.broadcast(~good if good.ndim == 1 else xp.sum(~good)[:, 0] > 0, (array.shape[0],))
             bad = row_bad if bad is None else bad | row_bad
-        result[name] = xp.broadcast(spec.finish(xp, working), tuple(array.shape))
+        result[name] = xp.broadcast(xp.joined(spec.finish(xp, working), like), tuple(array.shape))
     return result, bad
 
 

@@ -9,6 +9,7 @@ import torch
 from .types import Array
 
 _DTYPES = {"int64": torch.int64, "int32": torch.int32, "float32": torch.float32, "bool": torch.bool}
+_FEW = 8
 
 
 class TorchArrays:
@@ -19,6 +20,10 @@ class TorchArrays:
     # --- making and converting -----------------------------------------------------------------------------------
     @staticmethod
     def asarray(value: Any, like: Array) -> Array:
+        # A copy from the host waits for the device, and a graph cannot capture it; a few fills do neither.
+        few = isinstance(value, (list, tuple)) and 0 < len(value) <= _FEW and all(isinstance(n, int) for n in value)
+        if few and like.device.type != "cpu":
+            return torch.stack([torch.full((), number, device=like.device) for number in value])
         return torch.as_tensor(value, device=like.device)
 
     @staticmethod
@@ -28,6 +33,21 @@ class TorchArrays:
     @staticmethod
     def full(shape: tuple[int, ...], value: float, dtype: str, like: Array) -> Array:
         return torch.full(shape, value, dtype=_DTYPES[dtype], device=like.device)
+
+    @staticmethod
+    def scalar(value: float, dtype: str, like: Array) -> Array:
+        # A compiled graph would be split where the host and a device meet.
+        device = like.device if torch.compiler.is_compiling() else "cpu"
+        return torch.full((), value, dtype=_DTYPES[dtype], device=device)
+
+    @staticmethod
+    def joined(a: Array, like: Array) -> Array:
+        if a.device == like.device:
+            return a
+        # A fill carries its number along: nothing waits, and a graph can capture it.
+        if a.numel() == 1:
+            return torch.full(a.shape, a.item(), dtype=a.dtype, device=like.device)
+        return a.to(like.device)
 
     @staticmethod
     def full_like(a: Array, value: float) -> Array:
