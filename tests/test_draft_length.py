@@ -86,7 +86,7 @@ def test_good_drafts_soon_get_wide() -> None:
 
 def test_positions_are_counted_apart() -> None:
     """The first two are always right, the third never."""
-    state = state_of(COSTS["bfloat16"])
+    state = state_of([1 + 0.05 * width for width in range(9)])
     for _ in range(40):
         width = state.limit(8)
         state.record(width, min(width, 2), 1.0)

@@ -578,6 +578,21 @@ def test_width_is_what_was_asked_for() -> None:
         assert all(len(stats.drafted_by_position) == width for stats in speculative.stats)
 
 
+@pytest.mark.parametrize(("dtype", "fed"), [(torch.float32, [4, 4, 4, 5]), (torch.bfloat16, [2, 3, 4, 5])])
+def test_narrow_forwards_are_filled_up(dtype: Any, fed: list[int]) -> None:
+    """Where two or three tokens take longer than four; what was fed for nothing leaves the cache again."""
+    model, widths = zoo.toy().to(dtype), list[int]()
+    model.register_forward_pre_hook(lambda _, __, named: widths.append(named["input_ids"].shape[1]), with_kwargs=True)
+    for k in (1, 2, 3, 4):
+        truth = generate(None, ONE, model)
+        widths.clear()
+        speculative = Speculative(zoo.Guesser(zoo.unpadded(truth, ONE)), k=k)
+        output = generate(speculative, ONE, model, return_dict_in_generate=True)
+        assert output.sequences.tolist() == truth.tolist()
+        assert output.past_key_values.get_seq_length() == truth.shape[1] - 1
+        assert set(widths[1:5]) == {fed[k - 1]}
+
+
 @BATCHES
 def test_drafts_outside_the_vocabulary(inputs: dict[str, Any]) -> None:
     class Wild(zoo.Guesser):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..types import Array
-from .caches import NAME, move_rows
+from .caches import NAME, fed_at_once, move_rows
 
 _TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 
@@ -91,6 +91,8 @@ class Forward:
     def __call__(self, drafted: Sequence[int]) -> Array:
         """Return float32 logits ``[B, max(drafted) + 1, V]`` after each sequence and after each of its drafts."""
         self._width = width = max(drafted)
+        if not self._first and len(drafted) == 1 and self.room is None:
+            self._width = width = fed_at_once(self._model, width + 1) - 1
         if self._first:
             self._feed_chunks()
             ids = self._sequences.prefix(self._sequences.prompt.shape[1] + width)
