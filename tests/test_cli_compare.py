@@ -17,6 +17,7 @@ from draftproof.cli.contest import OWN, PLAIN, Contest, Run
 from draftproof.cli.prompts import OWN as OWN_PROMPTS
 from draftproof.cli.prompts import read_prompts
 from draftproof.cli.standings import same_tokens, speeds, standings
+from draftproof.decoding import Stats
 from test_cli import field, run, save
 
 LINES = (
@@ -100,14 +101,15 @@ def test_sampling(folder: Path, prompts: Path, tmp_path: Path) -> None:
 def test_a_draft_model(folder: Path, prompts: Path) -> None:
     output = compare(prompts, folder, "--draft", folder, "--width", 3, "--each", 1)
     # 24 tokens: six rounds of four.
-    assert field(output, "      draftproof")[3:] == ["4.00", "100%", "0"]
+    assert field(output, "      draftproof")[4:] == ["4.00", "100%", "0"]
 
 
 # --- what is made of it ----------------------------------------------------------------------------------------------
 
 
 def made(kind: str, prompt: int, arm: str, seconds: list[float], **counts: Any) -> list[Run]:
-    standard: dict[str, Any] = {"tokens": 10, "forwards": 10, "drafted": 0, "accepted": 0, "same": True, "stats": None}
+    standard: dict[str, Any] = {"inside": 0.1, "tokens": 10, "forwards": 10, "drafted": 0, "accepted": 0}
+    standard |= {"same": True, "stats": None}
     return [Run(kind, prompt, i, arm, s, **standard | counts) for i, s in enumerate(seconds)]
 
 
@@ -153,6 +155,51 @@ def test_intervals_hold_what_repetitions_say() -> None:
     assert {(s.low, s.speed, s.high) for s in speeds(RUNS) if s.arm == PLAIN} == {(1.0, 1.0, 1.0)}
 
 
+def test_what_a_class_comes_to() -> None:
+    stats = [
+        Stats(drafted_by_position=[4, 2], accepted_by_position=[2, 1]),
+        Stats(drafted_by_position=[4], accepted_by_position=[4]),
+    ]
+    runs = [*made("a", 0, PLAIN, [1.0, 1.0]), *made("a", 1, PLAIN, [1.0, 1.0])]
+    runs += [*made("a", 0, OWN, [1.1], stats=stats[0], forwards=5), *made("a", 1, OWN, [1.0], stats=stats[1])]
+    own = next(s for s in standings(runs) if s.arm == OWN)
+    assert (own.slow, own.by_position) == (1, [0.75, 0.5])
+    assert own.overhead == pytest.approx(1e3 * (1.0 + 0.9) / 15)
+
+
+def test_saved_runs_are_not_run_again(
+    folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, both, report = tmp_path / "copy.json", tmp_path / "both.json", tmp_path / "both.md"
+    compare(prompts, folder, "--class", "copy", "--save", copy)
+    table = compare(prompts, folder, "--done", copy, "--save", both)
+    saved = [json.loads(file.read_text())["runs"] for file in (copy, both)]
+    assert [len(runs) for runs in saved] == [6, 9]
+    assert all(run in saved[1] for run in saved[0])
+    assert {run["kind"] for run in saved[1] if run not in saved[0]} == {"tale"}
+    monkeypatch.setattr(Contest, "run", None)
+    assert compare(prompts, folder, "--done", both, "--save", report) == table
+    lines = report.read_text().splitlines()
+    assert sum(line.startswith(("| copy |", "| tale |")) for line in lines) == 11
+    assert sum(line.startswith("| all | draftproof |") for line in lines) == 1
+    fails_to_go_on = run("compare", "--prompts", prompts, "--model", folder, "--done", both, code=2)
+    assert "expected runs with lookup [3, 5, 8, 10], as asked for, got [3]" in fails_to_go_on.stderr
+
+
+def test_every_prompt_is_saved(folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, seen = Contest.run, []
+
+    def watched(self: Contest, *arguments: Any) -> Any:
+        seen.append(len(json.loads(file.read_text())["runs"]) if file.exists() else 0)
+        return whole(self, *arguments)
+
+    file = tmp_path / "runs.json"
+    monkeypatch.setattr(Contest, "run", watched)
+    compare(prompts, folder, "--save", file)
+    assert seen == [0, 3, 6]
+    assert [path.name for path in tmp_path.glob("*run*")] == ["runs.json"]
+
+
 def test_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     saving.write(tmp_path / "speed.png", {}, RUNS, standings(RUNS))
@@ -186,10 +233,10 @@ def test_ctrl_c_keeps_the_prompts_that_are_done(
 ) -> None:
     whole = Contest.run
 
-    def interrupted(self: Contest, number: int, *arguments: Any) -> Any:
-        if number == 1:
+    def interrupted(self: Contest, prompt: Any, *arguments: Any) -> Any:
+        if prompt.number == 1:
             signal.raise_signal(signal.SIGINT)
-        return whole(self, number, *arguments)
+        return whole(self, prompt, *arguments)
 
     monkeypatch.setattr(Contest, "run", interrupted)
     output = compare(prompts, folder, "--save", tmp_path / "runs.csv", code=130)
@@ -219,7 +266,8 @@ def test_bad_files_fail_before_loading(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "blank").write_text("\n")
     fails("--prompts: expected at least one prompt, got none in .*blank", "--prompts", tmp_path / "blank")
     fails(".*No such file.*", "--prompts", tmp_path / "missing")
-    fails(r"--save: expected a name that ends in .json, .csv, .png, got a.txt", "--save", "a.txt")
+    fails("--class: expected classes of .* \\(copying, .*\\), got poem", "--class", "poem")
+    fails(r"--save: expected a name that ends in .json, .csv, .md, .png, got a.txt", "--save", "a.txt")
     fails("--save: expected a folder that exists, got .*/no: make it first", "--save", tmp_path / "no" / "a.csv")
     fails("--width must be .*", "--width", "wide")
     fails(r"temperature must be .*, got -1\.0", "--temperature", -1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,12 +15,15 @@ import typer
 from .. import __version__
 from ..types import SamplingParams
 from . import options
-from .console import err, out, readable_errors, wait_passively
+from .console import err, fail, out, readable_errors, wait_passively
 from .contest import Contest, Run
 from .models import load, make_drafter, sampling_rule
 from .prompts import OWN, Prompt, read_prompts
-from .saving import check_files, write
-from .standings import same_tokens, standings, table
+from .saving import check_files, read_json, write
+from .standings import Standing, same_tokens, standings, table
+
+# These do not change what is measured.
+_APART = ("save", "done", "each", "kinds")
 
 
 def compare(
@@ -30,10 +35,13 @@ def compare(
         ),
     ] = OWN,
     each: Annotated[int | None, typer.Option(min=1, help="Most prompts of each class. Default: all.")] = None,
+    kinds: Annotated[
+        list[str] | None, typer.Option("--class", metavar="CLASS", help="Prompts of this class; repeatable.")
+    ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Runs of each prompt; their medians are compared.")] = 1,
     lookup: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="prompt_lookup_num_tokens of transformers; repeatable. Default: 5 and 10."),
+        typer.Option(min=1, help="prompt_lookup_num_tokens of transformers; repeatable. Default: 3, 5, 8 and 10."),
     ] = None,
     model: options.Model = None,
     draft: options.Draft = "mix",
@@ -50,7 +58,12 @@ def compare(
         Literal["cpu", "wall"] | None, typer.Option(help="Default: CPU time at one thread, else wall time.")
     ] = None,
     save: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Also write a .json, .csv or .png; repeatable.")
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Also write a .json, .csv, .md or .png, after every prompt; repeatable."),
+    ] = None,
+    done: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A saved .json: its runs count, its prompts are not run again; repeatable."),
     ] = None,
 ) -> None:
     """Time plain decoding, prompt lookup and drafts on prompts, taking turns in one process.
@@ -58,45 +71,81 @@ def compare(
     Ctrl-C ends it with the prompts that are done and exit code 130.
     """
     params = SamplingParams(temperature, top_k, top_p)
-    lookup, clock = lookup or [5, 10], clock or ("cpu" if threads == 1 else "wall")
+    lookup, clock = lookup or [3, 5, 8, 10], clock or ("cpu" if threads == 1 else "wall")
     with readable_errors():
         options.check_sampling(params, seed)
-        chosen, most = read_prompts(prompts, each), options.read_width(width)
+        chosen, most = read_prompts(prompts, each, kinds), options.read_width(width)
         check_files(save or [])
-        wait_passively()
-        with err.status("Loading torch and transformers"):
-            options.use_threads(threads)
-            target = load(model, "--model", dtype)
-            greedy = "greedy" if temperature == 0 else None
-            drafter = make_drafter(draft, greedy or rule or sampling_rule(draft), target, dtype)
-            contest = Contest(target, drafter, most, rule, lookup, params, max_new, seed, clock)
-            contest.warm_up()
-        runs, interrupted = run(contest, chosen, repeat)
-        if runs:
-            results = standings(runs)
+        settings = context.params | {"prompts": prompts.name, "lookup": lookup, "clock": clock}
+        settings = {name: value for name, value in settings.items() if name not in _APART}
+        made = Made(save or [], settings, *read_done(done or [], settings))
+        left = [prompt for prompt in chosen if prompt.number not in {run.prompt for run in made.runs}]
+        interrupted = False
+        if left:
+            wait_passively()
+            with err.status("Loading torch and transformers"):
+                options.use_threads(threads)
+                target = load(model, "--model", dtype)
+                greedy = "greedy" if temperature == 0 else None
+                drafter = make_drafter(draft, greedy or rule or sampling_rule(draft), target, dtype)
+                contest = Contest(target, drafter, most, rule, lookup, params, max_new, seed, clock)
+                contest.warm_up()
+            interrupted = run(contest, left, repeat, made)
+        if made.runs:
+            results = made.write()
             out.print(table(results))
             if same := same_tokens(results):
                 out.print(same)
-            for file in save or []:
-                settings = context.params | {"prompts": prompts.name, "lookup": lookup, "clock": clock}
-                del settings["save"]
-                write(file, machine() | settings, runs, results)
     if interrupted:
         raise typer.Exit(130)
 
 
-def run(contest: Contest, prompts: list[Prompt], repeat: int) -> tuple[list[Run], bool]:
-    """Return the runs of all prompts, or of those that were done before Ctrl-C, and whether it came."""
-    runs: list[Run] = []
+@dataclass
+class Made:
+    """The runs so far and the files they go to."""
+
+    files: list[Path]
+    settings: dict[str, Any]
+    places: list[dict[str, Any]]
+    runs: list[Run]
+
+    def write(self) -> list[Standing]:
+        """Write the files; return the standings."""
+        self.runs.sort(key=lambda run: run.prompt)
+        results = standings(self.runs)
+        for file in self.files:
+            write(file, (self.places or [machine()])[0] | self.settings, self.runs, results)
+        return results
+
+
+def run(contest: Contest, prompts: list[Prompt], repeat: int, made: Made) -> bool:
+    """Add the runs of all prompts, or of those that were done before Ctrl-C; return whether it came."""
     try:
         # Redrawing is paid from the time that is measured.
         with err.status("", refresh_per_second=1) as status:
             for number, prompt in enumerate(prompts):
                 status.update(f"Prompt {number + 1} of {len(prompts)}: {prompt.kind}")
-                runs += contest.run(number, prompt, repeat)
+                made.runs += contest.run(prompt, repeat)
+                made.write()
     except KeyboardInterrupt:
-        return runs, True
-    return runs, False
+        return True
+    return False
+
+
+def read_done(files: list[Path], settings: dict[str, Any]) -> tuple[list[dict[str, Any]], list[Run]]:
+    """Return where the runs in saved files were made, and the runs; they must have been made with these settings."""
+    places: list[dict[str, Any]] = []
+    runs: dict[int, list[Run]] = {}
+    wanted = json.loads(json.dumps(settings, default=str))
+    for file in files:
+        saved, found = read_json(file)
+        for name, value in wanted.items():
+            if saved.get(name) != value:
+                fail(f"--done {file}: expected runs with {name} {value}, as asked for, got {saved.get(name)}")
+        places.append({name: value for name, value in saved.items() if name not in wanted})
+        # Of a prompt that is in two files the later runs count.
+        runs |= {number: [run for run in found if run.prompt == number] for number in {run.prompt for run in found}}
+    return places, [run for prompt in runs.values() for run in prompt]
 
 
 def machine() -> dict[str, Any]:

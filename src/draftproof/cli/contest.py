@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -20,9 +21,9 @@ CLOCKS = {"cpu": time.process_time, "wall": time.perf_counter}
 class Run:
     """One prompt, decoded once. ``stats`` is what draftproof counted itself, None for the others.
 
-    ``forwards`` and ``drafted`` are counted at the model, for everybody alike; ``accepted`` are the tokens beyond one
-    a forward (a draft that ends the text counts as the token of its forward). ``same`` as plain decoding, None if
-    sampled.
+    Of its ``seconds`` the model was at work for ``inside``. ``forwards`` are counted at the model, for everybody alike,
+    and so is what the others ``drafted``; ``accepted`` are the tokens beyond one a forward (a draft that ends the text
+    counts as the token of its forward). ``same`` as plain decoding, None if sampled.
     """
 
     kind: str
@@ -30,6 +31,7 @@ class Run:
     repetition: int
     arm: str
     seconds: float
+    inside: float
     tokens: int
     forwards: int
     drafted: int
@@ -39,19 +41,26 @@ class Run:
 
 
 class Forwards:
-    """Counts the forwards of a model and the tokens fed to it."""
+    """Counts the forwards of a model, the tokens fed to it and its seconds by a clock."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self.reset()
         model.register_forward_pre_hook(self._count, with_kwargs=True)
+        model.register_forward_hook(self._time)
 
     def reset(self) -> None:
         """Start from nothing."""
         self.count = self.fed = 0
+        self.seconds = self._begun = 0.0
 
     def _count(self, model: Any, arguments: Any, named: dict[str, Any]) -> None:
         self.count += 1
         self.fed += named["input_ids"].shape[1]
+        self._begun = self._clock()
+
+    def _time(self, model: Any, arguments: Any, output: Any) -> None:
+        self.seconds += self._clock() - self._begun
 
 
 class Contest:
@@ -72,7 +81,7 @@ class Contest:
         from ..integrations.transformers import Speculative
 
         self._target, self._seed, self._clock = target, seed, CLOCKS[clock]
-        self._forwards = Forwards(target.model)
+        self._forwards = Forwards(target.model, CLOCKS[clock])
         self._speculative = Speculative(drafter, k=width, rule=rule)
         self.arms: dict[str, dict[str, Any]] = {PLAIN: {}}
         self.arms |= {f"lookup {n}": {"prompt_lookup_num_tokens": n} for n in lookups}
@@ -89,20 +98,21 @@ class Contest:
         for arm in self.arms:
             self._generate(arm, ids, 0, max_new_tokens=4)
 
-    def run(self, number: int, prompt: Prompt, repetitions: int) -> list[Run]:
+    def run(self, prompt: Prompt, repetitions: int) -> list[Run]:
         """Decode a prompt ``repetitions`` times with each contestant; who goes first changes."""
         ids = encode(self._target.tokenizer, prompt.text, raw=False)
         names, runs = list(self.arms), list[Run]()
         for repetition in range(repetitions):
-            turn, outputs = (number + repetition) % len(names), dict[str, list[int]]()
+            turn, outputs = (prompt.number + repetition) % len(names), dict[str, list[int]]()
             for arm in names[turn:] + names[:turn]:
                 outputs[arm], seconds = self._generate(arm, ids, repetition)
                 tokens, forwards = len(outputs[arm]), self._forwards.count
                 # The first forward has the prompt in it, every other one token before the drafts.
-                drafted = self._forwards.fed - len(ids) - (forwards - 1)
                 stats = self._speculative.stats[0] if arm == OWN else None
+                drafted = stats.drafted if stats else self._forwards.fed - len(ids) - (forwards - 1)
                 counts = (tokens, forwards, drafted, tokens - forwards)
-                runs.append(Run(prompt.kind, number, repetition, arm, seconds, *counts, same=None, stats=stats))
+                times = seconds, self._forwards.seconds
+                runs.append(Run(prompt.kind, prompt.number, repetition, arm, *times, *counts, same=None, stats=stats))
             if self._greedy:
                 latest = runs[-len(names) :]
                 runs[-len(names) :] = [replace(run, same=outputs[run.arm] == outputs[PLAIN]) for run in latest]

@@ -20,10 +20,11 @@ OWN = Path(__file__).with_name("prompts.jsonl")
 
 
 class Prompt(NamedTuple):
-    """What to ask, and the class of tasks it belongs to."""
+    """What to ask, the class of tasks it belongs to, and its place in the whole file when classes take turns."""
 
     kind: str
     text: str
+    number: int = 0
 
 
 def read_prompt(prompt: str | None, file: Path | None, stdin: bool) -> str:
@@ -37,8 +38,8 @@ def read_prompt(prompt: str | None, file: Path | None, stdin: bool) -> str:
     return (_read(file, "--prompt-file") if file else _decode(sys.stdin.buffer.read(), "--stdin")).removesuffix("\n")
 
 
-def read_prompts(file: Path, each: int | None) -> list[Prompt]:
-    """Return the prompts of a file of JSON lines, at most ``each`` of a class, classes taking turns."""
+def read_prompts(file: Path, each: int | None, kinds: list[str] | None = None) -> list[Prompt]:
+    """Return the prompts of a file of JSON lines, at most ``each`` of a class, classes (all or ``kinds``) in turn."""
     counts: Counter[str] = Counter()
     turns: list[tuple[int, Prompt]] = []
     for number, line in enumerate(_read(file, "--prompts").splitlines(), 1):
@@ -46,7 +47,14 @@ def read_prompts(file: Path, each: int | None) -> list[Prompt]:
             prompt = _parse(line, f"{file}, line {number}")
             turns.append((counts[prompt.kind], prompt))
             counts[prompt.kind] += 1
-    chosen = [prompt for turn, prompt in sorted(turns, key=lambda pair: pair[0]) if each is None or turn < each]
+    if unknown := set(kinds or ()) - set(counts):
+        fail(f"--class: expected classes of {file} ({', '.join(counts)}), got {', '.join(sorted(unknown))}")
+    ordered = enumerate(sorted(turns, key=lambda pair: pair[0]))
+    chosen = [
+        prompt._replace(number=number)
+        for number, (turn, prompt) in ordered
+        if (each is None or turn < each) and (not kinds or prompt.kind in kinds)
+    ]
     if not chosen:
         fail(f"--prompts: expected at least one prompt, got none in {file}")
     return chosen

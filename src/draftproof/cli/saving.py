@@ -1,19 +1,22 @@
-"""Files of ``compare``: every run as JSON or CSV, the standings as a picture."""
+"""Files of ``compare``: every run as JSON or CSV, the standings as Markdown or as a picture."""
 
 from __future__ import annotations
 
 import csv
 import json
+import os
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..decoding import Stats
 from .console import fail
 from .contest import OWN, PLAIN, Run
+from .report import markdown
 from .standings import Standing, speeds
 
-SUFFIXES = (".json", ".csv", ".png")
+SUFFIXES = (".json", ".csv", ".md", ".png")
 COLOURS = {PLAIN: "silver", OWN: "#c1121f"}
 
 
@@ -30,12 +33,17 @@ def check_files(files: list[Path]) -> None:
 
 def write(file: Path, settings: dict[str, Any], runs: list[Run], results: list[Standing]) -> None:
     """Write a file of the format that its name ends in."""
+    # Whoever reads it meanwhile, or after a kill, finds a whole file.
+    part = file.with_name(f".{os.getpid()}-{file.name}")
     if file.suffix == ".json":
-        write_json(file, settings, runs, results)
+        write_json(part, settings, runs, results)
     elif file.suffix == ".csv":
-        write_csv(file, runs)
+        write_csv(part, runs)
+    elif file.suffix == ".md":
+        part.write_text(markdown(settings, results, speeds(runs)))
     else:
-        write_png(file, results)
+        write_png(part, results)
+    part.replace(file)
 
 
 def write_json(file: Path, settings: dict[str, Any], runs: list[Run], results: list[Standing]) -> None:
@@ -43,6 +51,16 @@ def write_json(file: Path, settings: dict[str, Any], runs: list[Run], results: l
     parts: dict[str, list[Any]] = {"standings": results, "speeds": speeds(runs), "runs": runs}
     listed = {name: [asdict(part) for part in listing] for name, listing in parts.items()}
     file.write_text(json.dumps({"settings": settings} | listed, indent=1, default=str) + "\n")
+
+
+def read_json(file: Path) -> tuple[dict[str, Any], list[Run]]:
+    """Return settings and runs of a file that ``write_json`` wrote."""
+    try:
+        saved = json.loads(file.read_text())
+        runs = [Run(**run | {"stats": run["stats"] and Stats(**run["stats"])}) for run in saved["runs"]]
+        return saved["settings"], runs
+    except (ValueError, KeyError, TypeError) as error:
+        fail(f"--done: expected a .json that compare --save wrote, got {file}: {error!r}")
 
 
 def write_csv(file: Path, runs: list[Run]) -> None:
