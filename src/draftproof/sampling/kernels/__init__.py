@@ -1,0 +1,1 @@
+"""Triton kernels of sampling, one role a file. ``sampling/triton.py`` launches them."""

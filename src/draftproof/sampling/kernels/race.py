@@ -1,0 +1,129 @@
+"""The race over a row: bounds on every block from its maximum and its least exponential, then the few that can win."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ...numerics.triton_math import from_order_key, heaviest, noise, race_key, scale, weight
+from ...rng.triton_philox import block_race, token_words
+from .rows import (
+    BLOCK,
+    LAST_ID,
+    LEAST_KEY,
+    best_of_row,
+    end_of_min_p,
+    first_maximum,
+    key_of_rank,
+    load_logits,
+    open_row,
+    open_stream,
+    rank,
+    status_of_key,
+)
+
+_INFINITY = tl.constexpr(float("inf"))
+_NOBODY = tl.constexpr((0x7F800000 << 32) | ((1 << 31) - 1))
+
+
+@triton.jit
+def race_row(row, stream, maxima, holders, maximum, c, end, CHUNK: tl.constexpr, STEP: tl.constexpr):
+    """Return the id of the winner among the tokens of rank ``end`` and above.
+
+    The holders' keys bound the winner's. A block can win only if its least exponential, over a weight that none of its
+    tokens exceeds, is within the bound.
+    """
+    blocks = tl.cdiv(row[1], BLOCK)
+    seed, offset, draft_index = stream
+    bound = tl.full([], _INFINITY, tl.float32)
+    for first in range(0, blocks, CHUNK):
+        block = first + tl.arange(0, CHUNK)
+        least, holder = block_race(seed, block, offset, draft_index)
+        x = tl.load(holders + block, mask=block < blocks, other=-_INFINITY)
+        key = race_key(least, weight(x, maximum, c))
+        bound = tl.minimum(bound, tl.min(tl.where(rank(x, block * BLOCK + holder) >= end, key, _INFINITY), axis=0))
+    best = tl.full([], _NOBODY, tl.int64)
+    for first in range(0, blocks, CHUNK):
+        block = first + tl.arange(0, CHUNK)
+        top = tl.load(maxima + block, mask=block < blocks, other=LEAST_KEY - 1)
+        least, holder = block_race(seed, block, offset, draft_index)
+        w = weight(from_order_key(top), maximum, c)
+        open_ = (top >= key_of_rank(end)) & (w > 0.0) & (race_key(least, heaviest(w)) <= bound)
+        place = tl.cumsum(open_.to(tl.int32), axis=0)
+        for start in range(0, tl.max(place, axis=0), STEP):
+            # Row j of the step is the (start + j)-th open block, if there is one.
+            hit = ((place - 1)[None, :] == (start + tl.arange(0, STEP))[:, None]) & open_[None, :]
+            chosen = tl.max(tl.where(hit, block[None, :], -1), axis=1)
+            chosen_least = tl.max(tl.where(hit, least[None, :], 0.0), axis=1)
+            chosen_holder = tl.max(tl.where(hit, holder[None, :], 0), axis=1)
+            ids, key = _keys(row, stream, chosen, chosen_least, chosen_holder, maximum, c, end, STEP)
+            packed = (key.to(tl.int32, bitcast=True).to(tl.int64) << 32) | ids.to(tl.int64)
+            best = tl.minimum(best, tl.min(tl.min(packed, axis=1), axis=0))
+            bound = tl.minimum(bound, key_of_rank(best).to(tl.float32, bitcast=True))
+    return (best & LAST_ID).to(tl.int32)
+
+
+@triton.jit
+def _keys(row, stream, block, least, holder, maximum, c, end, STEP: tl.constexpr):
+    """Return the ids of a few blocks and their keys in the race; infinite for blocks below 0 and ranks below end."""
+    seed, offset, draft_index = stream
+    position = tl.arange(0, BLOCK)[None, :]
+    live = (block >= 0)[:, None]
+    ids = tl.where(live, block[:, None] * BLOCK, 0) + position
+    x = load_logits(row, ids)
+    quads = tl.where(block >= 0, block * (BLOCK // 4), 0)[:, None] + tl.arange(0, BLOCK // 4)[None, :]
+    w0, w1, w2, w3 = token_words(seed, quads, offset, draft_index)
+    words = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [STEP, BLOCK])
+    arrival = tl.where(position == holder[:, None], least[:, None], least[:, None] + noise(words))
+    runs = live & (rank(x, ids) >= end)
+    return ids, tl.where(runs, race_key(arrival, weight(x, maximum, c)), _INFINITY)
+
+
+@triton.jit
+def race(
+    logits,
+    stride,
+    vocab,
+    seen,
+    penalty,
+    mask,
+    mask_stride,
+    temperature,
+    min_p,
+    ends,
+    seed,
+    offset,
+    draft_index,
+    maxima,
+    holders,
+    partial,
+    programs,
+    tokens,
+    status,
+    PROGRAMS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Leave each row's token and status: its first maximum at temperature 0, else the winner of its race. Grid (B,)."""
+    b = tl.program_id(0)
+    row = open_row(b, logits, stride, vocab, seen, penalty, mask, mask_stride)
+    best = best_of_row(partial, b, programs, PROGRAMS)
+    flags = status_of_key(key_of_rank(best))
+    tl.store(status + b, flags)
+    heat = tl.load(temperature + b)
+    token = tl.full([], -1, tl.int32)
+    if flags == 0:
+        if heat == 0.0:
+            token = first_maximum(row, best)
+        else:
+            maximum = from_order_key(key_of_rank(best))
+            c = scale(heat)
+            end = tl.full([], LEAST_KEY, tl.int64) << 32
+            if ends is not None:
+                end = tl.load(ends + b)
+            elif min_p is not None:
+                end = end_of_min_p(maximum, c, tl.load(min_p + b))
+            stream = open_stream(b, seed, offset, draft_index)
+            at = b.to(tl.int64) * tl.cdiv(vocab, BLOCK)
+            token = race_row(row, stream, maxima + at, holders + at, maximum, c, end, CHUNK, STEP)
+    tl.store(tokens + b, token.to(tl.int64))

@@ -1,0 +1,139 @@
+"""Rows as kernels see them: logits after penalty and mask, and the rank of a token as one integer.
+
+A rank is ``order_key(logit) << 32 | (2**31 - 1 - id)``: the larger of two ranks is the token that comes first (logit
+descending, id ascending). Every filter keeps the tokens from some rank up, so a filtered row is a row and its ``end``,
+the least rank that is kept.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ...numerics.triton_math import exponent, from_order_key, least_exponent, load_row, order_key, penalise
+
+BLOCK = tl.constexpr(64)
+LAST_ID = tl.constexpr((1 << 31) - 1)
+_INFINITY = tl.constexpr(float("inf"))
+_KEY_OF_INFINITY = tl.constexpr(0x7F800000)
+LEAST_KEY = tl.constexpr(-0x7F800000)  # of the lowest finite logit
+NAN_KEY = tl.constexpr(0x7FFFFFFF)
+_NAN = tl.constexpr(1)
+_EMPTY_SUPPORT = tl.constexpr(2)
+
+
+@triton.jit
+def open_row(b, logits, stride, vocab, seen, penalty, mask, mask_stride):
+    """Return row b as the tuple that ``load_logits`` takes. ``seen``, ``penalty`` and ``mask`` may be None."""
+    b = b.to(tl.int64)
+    rate = 1.0
+    if seen is not None:
+        seen += b * tl.cdiv(vocab, 32)
+        rate = tl.load(penalty + b)
+    if mask is not None:
+        mask += b * mask_stride
+    return logits + b * stride, vocab, seen, rate, mask
+
+
+@triton.jit
+def open_stream(b, seed, offset, draft_index):
+    """Return ``(seed, offset, draft index)`` of row b's race; without draft indices it is the target's own."""
+    index = -1
+    if draft_index is not None:
+        index = tl.load(draft_index + b)
+    return tl.load(seed + b), tl.load(offset + b), index
+
+
+@triton.jit
+def load_logits(row, ids):
+    """Return the float32 logits of int32 ids after penalty and mask; -inf beyond the vocabulary."""
+    logits, vocab, seen, rate, mask = row
+    inside = (ids >= 0) & (ids < vocab)
+    x = load_row(logits + ids, inside)
+    if seen is not None:
+        x = tl.where(_bit(seen, ids, inside), penalise(x, rate), x)
+    if mask is not None:
+        if mask.dtype.element_ty == tl.int32:
+            allowed = _bit(mask, ids, inside)
+        else:
+            allowed = tl.load(mask + ids, mask=inside, other=0) != 0
+        x = tl.where(allowed, x, -_INFINITY)
+    return x
+
+
+@triton.jit
+def _bit(words, ids, inside):
+    return ((tl.load(words + (ids >> 5), mask=inside, other=0) >> (ids & 31)) & 1) != 0
+
+
+@triton.jit
+def mark_seen(seen, words, history, history_stride, length, vocab, WIDTH: tl.constexpr):
+    """Set the bit of each id of a row's history. Grid (B,); ``seen`` is zeroed."""
+    b = tl.program_id(0).to(tl.int64)
+    for first in range(0, length, WIDTH):
+        at = first + tl.arange(0, WIDTH)
+        ids = tl.load(history + b * history_stride + at, mask=at < length, other=-1)
+        inside = (ids >= 0) & (ids < vocab)
+        bit = tl.full([WIDTH], 1, tl.int32) << (ids & 31).to(tl.int32)
+        tl.atomic_or(seen + b * words + (ids >> 5), bit, mask=inside, sem="relaxed")
+
+
+@triton.jit
+def rank(x, ids):
+    """Return the rank of tokens, int64."""
+    return rank_of_key(order_key(x), ids)
+
+
+@triton.jit
+def rank_of_key(key, ids):
+    return (key.to(tl.int64) << 32) | (ids ^ LAST_ID).to(tl.int64)
+
+
+@triton.jit
+def key_of_rank(value):
+    return (value >> 32).to(tl.int32)
+
+
+@triton.jit
+def id_of_rank(value):
+    return ((value & LAST_ID) ^ LAST_ID).to(tl.int32)
+
+
+@triton.jit
+def best_of_row(partial, b, programs, PROGRAMS: tl.constexpr):
+    """Return the highest of the ranks that the programs of a scan left: the maximum and its first block."""
+    lane = tl.arange(0, PROGRAMS)
+    values = tl.load(partial + b.to(tl.int64) * programs + lane, mask=lane < programs, other=-(1 << 63))
+    return tl.max(values, axis=0)
+
+
+@triton.jit
+def status_of_key(key):
+    """Return the status of a row whose maximum has the key."""
+    return tl.where(key > _KEY_OF_INFINITY, _NAN, tl.where(key < LEAST_KEY, _EMPTY_SUPPORT, 0))
+
+
+@triton.jit
+def first_maximum(row, best):
+    """Return the lowest id of the row's maximum."""
+    ids = id_of_rank(best) * BLOCK + tl.arange(0, BLOCK)
+    return tl.min(tl.where(order_key(load_logits(row, ids)) == key_of_rank(best), ids, LAST_ID), axis=0)
+
+
+@triton.jit
+def midpoint(low, high):
+    """Return ``floor((low + high) / 2)`` of integers whose sum may overflow."""
+    return (low & high) + ((low ^ high) >> 1)
+
+
+@triton.jit
+def end_of_min_p(maximum, c, min_p):
+    """Return the least rank that min-p keeps: t does not fall where the logit rises, so keys can be bisected."""
+    least = least_exponent(min_p)
+    low, high = tl.full([], LEAST_KEY - 1, tl.int32), order_key(maximum)
+    for _ in range(32):
+        middle = midpoint(low, high)
+        kept = exponent(from_order_key(middle), maximum, c) >= least
+        high = tl.where(kept & (middle > low), middle, high)
+        low = tl.where(kept, low, middle)
+    return high.to(tl.int64) << 32
