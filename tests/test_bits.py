@@ -21,7 +21,7 @@ import torch
 
 import draftproof
 from draftproof import Status
-from draftproof._dispatch import BACKENDS
+from draftproof._dispatch import BACKENDS, interpreted
 
 GOLDEN = Path(__file__).parent / "golden" / "tokens.json"
 VOCABS = (1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 1000)
@@ -60,12 +60,15 @@ DEFINITION = Subject("eager", "numpy")
 def subjects() -> list[Any]:
     """Return a row per backend of the dispatch table and library; a new backend joins by being in that table."""
     rows = []
-    for device, libraries in (("cpu", ("numpy", "torch-cpu")), ("cuda", ("torch-cuda",))):
+    for device, libraries in (("cpu", ("numpy", "torch-cpu")), ("cuda", ("torch-cuda",)), ("xpu", ("torch-xpu",))):
+        there = getattr(torch, device).is_available()
         for backend in BACKENDS[device]:
-            reason = draftproof.backends()["sample"][backend]
+            reason = draftproof.backends()["sample"][backend] if there else f"torch sees no {device} device"
             marks = [pytest.mark.skipif(reason != "available", reason=reason)]
-            marks += [pytest.mark.gpu] * (device == "cuda")
+            marks += [pytest.mark.gpu] * (device != "cpu")
             rows += [row(Subject(backend, library), *marks) for library in libraries]
+    interpreter = pytest.mark.skipif(not interpreted(), reason="kernels are compiled, for a device")
+    rows.append(row(Subject("triton", "torch-cpu"), interpreter, pytest.mark.slow))
     return [r for r in rows if r.values[0] != DEFINITION]
 
 

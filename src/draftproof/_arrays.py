@@ -39,9 +39,9 @@ class NumpyArrays:
         return np.full((), value, dtype=dtype)
 
     @staticmethod
-    def joined(a: Array, like: Array) -> Array:
-        """``a`` where ``like`` is."""
-        return a
+    def joined(a: Array, shape: tuple[int, ...], like: Array) -> Array:
+        """``a``, or one row that stands for all, in the given shape where ``like`` is."""
+        return np.broadcast_to(a, shape)
 
     @staticmethod
     def full_like(a: Array, value: float) -> Array:

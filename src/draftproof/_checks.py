@@ -318,7 +318,7 @@ def values(xp: Any, arguments: dict[str, Any]) -> tuple[dict[str, Any], Array | 
             working = xp.where(good, working, spec.range.default)
             row_bad = xp.broadcast(~good if good.ndim == 1 else xp.sum(~good)[:, 0] > 0, (array.shape[0],))
             bad = row_bad if bad is None else bad | row_bad
-        result[name] = xp.broadcast(xp.joined(spec.finish(xp, working), like), tuple(array.shape))
+        result[name] = xp.joined(spec.finish(xp, working), tuple(array.shape), like)
     return result, bad
 
 

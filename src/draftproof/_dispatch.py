@@ -157,17 +157,21 @@ def run(operation: str, arguments: tuple[Any, ...], check: bool | None, backend:
     if backend == "triton" and not is_torch(rows):
         raise BackendError("backend='triton' takes torch tensors, got NumPy arrays: pass torch.from_numpy(array)")
     implementation = resolve(operation, xp.device_type(rows), backend)
+    by_kernels = implementation.__module__.endswith(".triton")
     # IEEE infinities and NaN are part of the arithmetic; NumPy's warnings about them are not news.
     quiet = np.errstate(all="ignore") if backend == REFERENCE or not is_torch(rows) else contextlib.nullcontext()
     with quiet, _subnormals():
-        named, bad = _checks.values(xp, named)
+        frame = _kernels("kernels.parameters") if by_kernels and not xp.on_host(rows) else None
+        named, bad = (frame or _checks).values(xp, named)
         if named.get("seed") is not None and named["seed"].ndim == 0:
-            named["seed"] = _seed_of_each_row(xp, implementation, xp.joined(named["seed"], rows), rows)
+            named["seed"] = _seed_of_each_row(xp, xp.joined(named["seed"], (), rows), rows, by_kernels)
         if backend == REFERENCE and is_torch(rows):
             result = _through_numpy(implementation, _packed(named))
         else:
             result = implementation(*_packed(named))
-    if bad is not None:
+    if bad is not None and frame:
+        frame.spoil(spec.outputs, result, bad)
+    elif bad is not None:
         result = _with_bad_rows(xp, spec, result, bad)
     if check or (check is None and xp.on_host(rows)):
         _checks.raise_on_dead_rows(xp, operation, result[-1])
@@ -188,12 +192,15 @@ def _subnormals() -> Iterator[None]:
             torch.set_flush_denormal(True)
 
 
-def _seed_of_each_row(xp: Any, implementation: Any, seed: Array, rows: Array) -> Array:
+def _kernels(module: str) -> Any:
+    return importlib.import_module(f".{module}", __package__)
+
+
+def _seed_of_each_row(xp: Any, seed: Array, rows: Array, by_kernels: bool) -> Array:
     if rows.shape[0] == 1:
         return seed[None]
-    if implementation.__module__.endswith(".triton"):
-        launcher = importlib.import_module(".rng.kernels.row_seeds", __package__)
-        return launcher.row_seeds(seed, rows.shape[0])
+    if by_kernels:
+        return _kernels("rng.kernels.row_seeds").row_seeds(seed, rows.shape[0])
     return row_seeds(seed, xp.arange(rows.shape[0], like=rows))
 
 

@@ -41,13 +41,11 @@ class TorchArrays:
         return torch.full((), value, dtype=_DTYPES[dtype], device=device)
 
     @staticmethod
-    def joined(a: Array, like: Array) -> Array:
-        if a.device == like.device:
-            return a
+    def joined(a: Array, shape: tuple[int, ...], like: Array) -> Array:
         # A fill carries its number along: nothing waits, and a graph can capture it.
-        if a.numel() == 1:
-            return torch.full(a.shape, a.item(), dtype=a.dtype, device=like.device)
-        return a.to(like.device)
+        if a.device != like.device and a.numel() == 1:
+            return torch.full(shape, a.item(), dtype=a.dtype, device=like.device)
+        return a.to(like.device).expand(shape)
 
     @staticmethod
     def full_like(a: Array, value: float) -> Array:
