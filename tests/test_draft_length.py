@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,16 @@ def test_good_drafts_soon_get_wide() -> None:
         width = state.limit(100)
         state.record(width, width, 1.0)
     assert state.limit(100) > 16
+
+
+def test_a_rejected_draft_narrows_the_next() -> None:
+    """To twice what was accepted, or 15; accepted ones make room again. Rounds without drafts say nothing."""
+    state = DraftLength([1 + 0.01 * width for width in range(64)]).start(SimpleNamespace(estimates=True), "token")
+    limits = []
+    for width, accepted in ((63, 63), (60, 20), (0, 0), (40, 40), (63, 0), (0, 0), (15, 14), (28, 28), (56, 56)):
+        limits.append(state.limit(100))
+        state.record(width, accepted, 1.0)
+    assert [*limits, state.limit(100), state.limit(9)] == [63, 63, 40, 40, 63, 15, 15, 28, 56, 63, 9]
 
 
 def test_positions_are_counted_apart() -> None:

@@ -14,6 +14,8 @@ from .stopping import count
 _PROBES = 0.01
 # How fast old rounds are forgotten: some 20 count.
 _MEMORY = 0.95
+# A draft that was rejected leaves room for twice what was accepted of it, or for this.
+_AFTER_MISS = 15
 
 
 class LengthState(Protocol):
@@ -166,9 +168,10 @@ class AdaptiveLength:
         self._tokens = self._spent = 1.0
         self._elapsed = self._lost = 0.0
         self._probing = False
+        self._most = len(costs) - 1
 
     def limit(self, most: int) -> int:
-        most = min(most, len(self.costs) - 1)
+        most = min(most, self._most)
         if self._estimates or most == 0:
             return most
         width = self.cut(self._shares.rates(most))
@@ -197,6 +200,9 @@ class AdaptiveLength:
             # An accepted one gained a round: the next may follow at once.
             self._lost = max(0.0, self._lost + cost - 1 - accepted)
         self._shares.record(width, accepted)
+        if width > 0:
+            room = max(self._most, 2 * width) if accepted == width else max(_AFTER_MISS, 2 * accepted)
+            self._most = min(room, len(self.costs) - 1)
         if self._clock:
             self._clock.record(width, seconds)
 
