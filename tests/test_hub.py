@@ -1,0 +1,471 @@
+"""The packages for the `kernels` loader: what is laid out, how it loads, and calls that give the library's results."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import draftproof
+from draftproof.compat import spec_decode_ops, spec_verify, spec_verify_xpu
+
+torch = pytest.importorskip("torch")
+kernels = pytest.importorskip("kernels")
+
+from kernels import _rust, variants  # noqa: E402
+from kernels.backends import CPU, CUDA, XPU, Metal, ROCm  # noqa: E402
+from packaging.version import Version  # noqa: E402
+
+ROOT = Path(__file__).parents[1]
+STABLE = "torch-stable-abi211-cpu-x86_64-linux"
+LIBRARY = {
+    "draftproof": draftproof,
+    "spec-decode-ops": spec_decode_ops,
+    "spec-verify": spec_verify,
+    "spec-verify-xpu": spec_verify_xpu,
+}
+VARIANTS = {
+    "draftproof": {"torch-cpu", "torch-cuda", "torch-rocm", "torch-universal", "torch-xpu"},
+    "spec-decode-ops": {"torch-cuda", "torch-rocm", "torch-universal"},
+    "spec-verify": {"torch-cpu"},
+    "spec-verify-xpu": {"torch-xpu", "torch-universal"},
+}
+
+
+def run(*command: str | Path, **environment: str) -> str:
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The packages, built where no compiler works, and what the build said."""
+    out = tmp_path_factory.mktemp("hub")
+    return out, run(sys.executable, ROOT / "hub" / "build.py", out, CXX="false")
+
+
+@pytest.fixture(scope="module")
+def packages(built: tuple[Path, str]) -> Path:
+    return built[0]
+
+
+@pytest.fixture(scope="module")
+def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packages of sources in which the seed of ``sample`` is 7 unless another one is given."""
+    copy = tmp_path_factory.mktemp("later")
+    for folder in ("hub", "src", "csrc"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copy(ROOT / "LICENSE", copy)
+    source = copy / "src" / "draftproof" / "compat" / "spec_decode_ops.py"
+    text = source.read_text()
+    assert text.count("    seed: int | Array = 0,\n") == 2
+    source.write_text(text.replace("    seed: int | Array = 0,\n", "    seed: int | Array = 7,\n"))
+    run(sys.executable, copy / "hub" / "build.py", copy / "out", CXX="false")
+    return copy / "out"
+
+
+def modules(packages: Path) -> dict[str, Path]:
+    """Every text that is laid out, with one of its places."""
+    found = {path.read_text(): path for path in packages.rglob("*.py")}
+    assert len(found) > 50
+    return found
+
+
+# --- what is laid out -------------------------------------------------------------------------------------------------
+
+
+def test_the_loader_parses_what_is_laid_out(packages: Path) -> None:
+    assert {path.name for path in packages.iterdir()} == set(VARIANTS)
+    identities = set()
+    for name, expected in VARIANTS.items():
+        folders = list((packages / name / "build").iterdir())
+        assert {folder.name for folder in folders} == expected
+        declared = {str(backend).lower() for backend in _rust.Build.open(packages / name).general.backends}
+        assert declared == {folder.name.removeprefix("torch-").replace("universal", "cpu") for folder in folders}
+        for folder in folders:
+            assert variants.parse_variant(folder.name).variant_str == folder.name
+            metadata = _rust.Metadata.read_from_file(folder / "metadata.json")
+            assert (str(metadata.name), metadata.version, metadata.license) == (name, 1, "Apache-2.0")
+            assert str(metadata.backend.backend_type).lower() in declared
+            assert metadata.python_depends == metadata.kernel_depends == []
+            assert metadata.id.isidentifier()
+            identities.add(metadata.id)
+    assert len(identities) == sum(map(len, VARIANTS.values()))
+
+
+@pytest.mark.parametrize(
+    ("package", "backend", "variant"),
+    [
+        ("draftproof", CPU(), "torch-cpu"),
+        ("draftproof", Metal(), "torch-universal"),
+        ("spec-decode-ops", CUDA(Version("13.0")), "torch-cuda"),
+        ("spec-decode-ops", ROCm(Version("7.1")), "torch-rocm"),
+        ("spec-decode-ops", CPU(), "torch-universal"),
+        ("spec-verify", CPU(), "torch-cpu"),
+        ("spec-verify-xpu", XPU(Version("2025.3")), "torch-xpu"),
+        ("spec-verify-xpu", CUDA(Version("13.0")), "torch-universal"),
+    ],
+)
+def test_the_loader_takes(packages: Path, package: str, backend: Any, variant: str) -> None:
+    given = variants.get_variants_local(packages / package / "build")
+    system = {"cpu": "x86_64", "os": "linux", "torch_version": Version("2.13"), "torch_cxx11_abi": True}
+    accepted, _ = variants._resolve_variant_for_system(given, backend, **system, tvm_ffi_version=None)
+    assert accepted[0].variant_str == variant
+
+
+def test_modules_parse_as_python_3_9(packages: Path) -> None:
+    with pytest.raises(SyntaxError):
+        ast.parse("match x:\n  case 1: pass", feature_version=(3, 9))
+    for text, path in modules(packages).items():
+        ast.parse(text, str(path), feature_version=(3, 9))
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Yield the packages that a module imports by name, but for type checkers."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            yield from imported(ast.Module(node.orelse, []))
+        elif isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield str(node.module).partition(".")[0]
+        else:
+            yield from imported(node)
+
+
+def test_modules_import_only_the_standard_library_and_torch(packages: Path) -> None:
+    others: dict[str, set[str]] = {}
+    for text, path in modules(packages).items():
+        for name in set(imported(ast.parse(text))) - sys.stdlib_module_names - {"torch"}:
+            others.setdefault(name, set()).add(path.name if path.parent.name != "kernels" else "kernels")
+    assert set(others) <= {"triton"}
+    assert others.get("triton", set()) <= {"kernels", "triton.py", "triton_math.py", "triton_philox.py"}
+
+
+def test_where_no_compiler_works_the_build_says_so(built: tuple[Path, str]) -> None:
+    packages, said = built
+    assert said.startswith(f"spec-verify: without {STABLE[:-13]}")
+    assert "does not compile here" in said
+    loaded = kernels.get_local_kernel(packages / "spec-verify")
+    assert loaded.implementation.startswith("pure Python: the C++ core is not in this installation")
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+def plain(value: Any) -> Any:
+    """Results as Python objects, with the kind and dtype of each array."""
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    if hasattr(value, "dtype"):
+        return [type(value).__name__, str(value.dtype), value.tolist()]
+    return value
+
+
+def normal(*shape: int, seed: int = 0) -> Any:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def probs(*shape: int, seed: int = 0) -> Any:
+    return normal(*shape, seed=seed).softmax(-1)
+
+
+def ids(*shape: int, below: int, seed: int = 0) -> Any:
+    return torch.randint(below, shape, generator=torch.Generator().manual_seed(seed))
+
+
+FILTERED = {"temperature": 0.8, "top_k": 50, "top_p": 0.95}
+DRAFTED = (probs(2, 5, 100), probs(2, 4, 100, seed=1), ids(2, 4, below=100))
+
+
+def speculate(m: Any) -> Any:
+    rows = {"temperature": 0.8, "top_k": 50}
+    target, draft = m.filter_logits(normal(2, 100), **rows), m.filter_logits(normal(2, 100, seed=1), **rows)
+    tokens = m.sample(draft, seed=3)[:, None]
+    return m.verify(torch.stack([target, target], 1), draft[:, None], tokens, seed=3, offset=1)
+
+
+def seeded(m: Any) -> Any:
+    torch.manual_seed(5)
+    return m.verify(DRAFTED[2], DRAFTED[1], DRAFTED[0])
+
+
+def decode(m: Any, greedy: bool, prompt: Any, **options: Any) -> Any:
+    """Draft and verify with tables of probabilities as models; the target's arrays are torch's, or NumPy's."""
+    torch_too = isinstance(prompt, torch.Tensor)
+    target, draft = probs(50, 50) ** 4, probs(50, 50, seed=1) ** 4
+
+    def draft_step(prefix: Any, k: int) -> Any:
+        tokens = [int(prefix[-1])]
+        for _ in range(k):
+            tokens.append(int(draft[tokens[-1]].argmax()))
+        return tokens[1:], draft[tokens[:-1]]
+
+    def target_step(prefix: Any, proposed: Any) -> Any:
+        assert type(prefix) is type(prompt)
+        rows = target[[int(prefix[-1]), *map(int, proposed)]]
+        return rows if torch_too else rows.numpy()
+
+    return m.SpeculativeDecoder(draft_step, target_step, k=4, greedy=greedy, **options).generate(prompt, max_new=30)
+
+
+one = (probs(5, 100), probs(4, 100, seed=1), ids(4, below=100))
+CALLS: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "spec-decode-ops": {
+        "sample": lambda m: [m.sample(normal(3, 500), **FILTERED, seed=1234, offset=step) for step in range(3)],
+        "sample, defaults": lambda m: m.sample(normal(3, 500)),
+        "sample, bfloat16": lambda m: m.sample(normal(3, 500).bfloat16(), top_k=50, seed=1),
+        "sample, greedy": lambda m: m.sample(normal(3, 500), temperature=0),
+        "sample, every parameter": lambda m: m.sample(
+            normal(3, 500), 0.8, 50, 0.95, 0.01, 1.2, torch.tensor([[4, 5, -1]] * 3), 1234, 7
+        ),
+        "sample, [B]": lambda m: m.sample(
+            normal(3, 500), torch.tensor([0.5, 0.0, 2.0]), torch.tensor([0, 4, 40]), seed=torch.tensor([1, 2, 3])
+        ),
+        "filter_logits": lambda m: m.filter_logits(normal(3, 500), **FILTERED, min_p=0.01),
+        "verify": lambda m: m.verify(
+            normal(2, 5, 100), normal(2, 4, 100, seed=1), DRAFTED[2], temperature=0.8, seed=1234, offset=7
+        ),
+        "filtered speculation": speculate,
+    },
+    "spec-verify-xpu": {
+        "verify": seeded,
+        "verify, uniforms": lambda m: m.verify(
+            DRAFTED[2],
+            DRAFTED[1],
+            DRAFTED[0],
+            uniform_accept=torch.full((2, 4), 0.25),
+            uniform_sample=torch.full((2, 5), 0.5),
+        ),
+    },
+    "spec-verify": {
+        "verify_greedy": lambda m: m.verify_greedy(one[0], one[0][:4].argmax(-1)),
+        "verify_greedy, NumPy": lambda m: m.verify_greedy(one[0].numpy(), one[2].numpy()),
+        "verify": lambda m: [m.verify(*one, seed=seed) for seed in range(20)],
+        "accept, uniforms": lambda m: m.accept(*one, torch.full((4,), 0.25), torch.full((5,), 0.5)),
+        "verify, generator": lambda m: m.verify(*one, generator=torch.Generator().manual_seed(1)),
+        "verify, NumPy": lambda m: m.verify(*(a.numpy()[::-1] for a in one), generator=np.random.default_rng(1)),
+        "decode greedily": lambda m: decode(m, True, [7, 8]),
+        "decode an array": lambda m: decode(m, True, np.array([7, 8])),
+        "decode a tensor": lambda m: decode(m, False, torch.tensor([7, 8]), seed=1),
+        "decode, generator": lambda m: decode(m, False, [7, 8], generator=torch.Generator().manual_seed(2)),
+    },
+    "draftproof": {
+        "sample": lambda m: m.sample(normal(3, 500), seed=1, **FILTERED),
+        "sample, NumPy": lambda m: m.sample(normal(3, 500).numpy(), seed=1),
+        "sample_with_logprobs": lambda m: m.sample_with_logprobs(normal(3, 500), seed=1, top_k=9),
+        "sample_probs": lambda m: m.sample_probs(probs(3, 500), seed=1),
+        "filter_logits": lambda m: m.filter_logits(normal(3, 500), min_p=0.1),
+        "verify, block": lambda m: m.verify(
+            normal(2, 5, 100), normal(2, 4, 100, seed=1), DRAFTED[2], rule="block", seed=1
+        ),
+        "verify, match": lambda m: m.verify(normal(2, 5, 100), None, DRAFTED[2], rule="match", seed=1, top_p=0.9),
+        "verify_probs": lambda m: m.verify_probs(*DRAFTED, seed=1),
+        "verify_greedy": lambda m: m.verify_greedy(DRAFTED[0], DRAFTED[2], eos=3),
+        "drafters": lambda m: m.decoding.SpeculativeDecoder(
+            m.drafters.NgramDrafter(), lambda _, proposed: np.eye(9)[[3] * (len(proposed) + 1)], greedy=True
+        ).generate([1, 2, 1], max_new=9),
+        "reference": lambda m: m.sample(normal(2, 50), seed=1, backend="reference"),
+    },
+}
+PLACES = [(name, variant, call) for name in CALLS for variant in sorted(VARIANTS[name]) for call in CALLS[name]]
+
+
+@pytest.mark.parametrize(("name", "variant", "call"), PLACES)
+def test_calls_give_the_results_of_the_library(packages: Path, name: str, variant: str, call: str) -> None:
+    loaded = kernels.get_local_kernel(packages / name / "build" / variant)
+    assert Path(str(loaded.__file__)).parent.name == variant
+    assert plain(CALLS[name][call](loaded)) == plain(CALLS[name][call](LIBRARY[name]))
+
+
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+def test_public_names_are_those_of_the_library(packages: Path, name: str) -> None:
+    loaded = kernels.get_local_kernel(packages / name)
+    assert set(loaded.__all__) - {"implementation"} == set(LIBRARY[name].__all__)
+    assert all(getattr(loaded, public) is not None for public in loaded.__all__)
+    assert inspect.getdoc(loaded) == inspect.getdoc(LIBRARY[name])
+
+
+def test_compiled_without_a_break(packages: Path) -> None:
+    loaded = kernels.get_local_kernel(packages / "spec-decode-ops")
+
+    def step(logits: Any, offset: int) -> Any:
+        return loaded.sample(logits * 2, **FILTERED, seed=1234, offset=offset)
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for offset in range(3):
+        assert compiled(normal(3, 500), offset).tolist() == step(normal(3, 500), offset).tolist()
+    verify = torch.compile(
+        kernels.get_local_kernel(packages / "spec-verify-xpu").verify, fullgraph=True, backend="aot_eager"
+    )
+    uniforms = (torch.full((2, 4), 0.25), torch.full((2, 5), 0.5))
+    given = (DRAFTED[2], DRAFTED[1], DRAFTED[0], *uniforms)
+    assert plain(verify(*given)) == plain(spec_verify_xpu.verify(*given))
+
+
+def test_registered_ops_hold_what_torch_asks_of_them(packages: Path) -> None:
+    loaded = kernels.get_local_kernel(packages / "draftproof")
+    loaded.verify_probs(*DRAFTED, seed=1)
+    ops = importlib.import_module("._ops", loaded.__name__).ops
+    seed, offset = torch.tensor([1, 2]), torch.tensor([0, 0])
+    torch.library.opcheck(ops.sample_probs.default, (probs(2, 9), seed, offset, None, "auto"))
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def test_two_versions_side_by_side(packages: Path, later: Path) -> None:
+    first, second = (kernels.get_local_kernel(place / "spec-decode-ops") for place in (packages, later))
+    assert first.__name__ != second.__name__
+    for _ in range(2):
+        assert first.sample(normal(3, 500)).tolist() == spec_decode_ops.sample(normal(3, 500), seed=0).tolist()
+        assert second.sample(normal(3, 500)).tolist() == spec_decode_ops.sample(normal(3, 500), seed=7).tolist()
+
+
+def test_one_version_from_two_places(packages: Path, tmp_path: Path) -> None:
+    shutil.copytree(packages / "spec-decode-ops", tmp_path / "copy")
+    for place in (packages / "spec-decode-ops", tmp_path / "copy"):
+        assert kernels.get_local_kernel(place).sample(normal(3, 500)).shape == (3,)
+
+
+def test_a_repeated_build_is_the_same_build(packages: Path, tmp_path: Path) -> None:
+    run(sys.executable, ROOT / "hub" / "build.py", tmp_path, CXX="false")
+    for path in packages.rglob("metadata.json"):
+        assert path.read_text() == (tmp_path / path.relative_to(packages)).read_text()
+
+
+LOADED = """
+import json, os, sys, torch, kernels
+first, second = (kernels.get_kernel("nobody/spec-decode-ops", version=n, trust_remote_code=True) for n in (1, 2))
+local = kernels.get_kernel("nobody/spec-verify", version=1)
+rows = torch.eye(3)[None]
+print(json.dumps([kernels.has_kernel("nobody/spec-decode-ops", version=2), first.__file__, second.__file__,
+                  first.sample(9 * rows[0]).tolist(), second.sample(9 * rows[0]).tolist(),
+                  local.verify_greedy(rows[0], torch.tensor([0, 2]))]))
+"""
+
+
+def test_from_a_cache_and_by_local_kernels_offline(packages: Path, later: Path, tmp_path: Path) -> None:
+    cached = tmp_path / "kernels--nobody--spec-decode-ops"
+    (cached / "refs").mkdir(parents=True)
+    for version, place in (("v1", packages), ("v2", later)):
+        commit = version[1] * 40
+        (cached / "refs" / version).write_text(commit)
+        shutil.copytree(place / "spec-decode-ops", cached / "snapshots" / commit)
+    said = run(
+        *(sys.executable, "-W", "error", "-c", LOADED),
+        HF_HUB_OFFLINE="1",
+        KERNELS_CACHE=str(tmp_path),
+        LOCAL_KERNELS=f"nobody/spec-verify={packages / 'spec-verify'}",
+    )
+    found, first, second, *results = json.loads(said)
+    assert found
+    assert Path(first).is_relative_to(cached / "snapshots" / ("1" * 40) / "build" / "torch-universal")
+    assert Path(second).is_relative_to(cached / "snapshots" / ("2" * 40) / "build" / "torch-universal")
+    rows = 9 * torch.eye(3)
+    assert results == [spec_decode_ops.sample(rows, seed=seed).tolist() for seed in (0, 7)] + [[1, 1]]
+
+
+CALLED = """
+rows = 9 * torch.eye(3)
+print(sdo.sample(rows, 0.8, 2, 0.9, 0.1, 1.1, torch.tensor([[1, -1]] * 3), 1, 2).tolist(),
+      [a.tolist() for a in sdo.verify(rows[None], rows[None, :2], torch.tensor([[0, 2]]))],
+      [a.tolist() for a in xpu.verify(torch.tensor([[0, 2]]), torch.full((1, 2, 3), 1 / 3), torch.eye(3)[None])],
+      sv.verify(torch.eye(3), torch.eye(3)[:2], torch.tensor([0, 1]), seed=1),
+      sv.verify_greedy(torch.eye(3), torch.tensor([0, 2])), dp.filter_logits(rows, top_k=1).argmax(-1).tolist())
+"""
+WITHOUT_NUMPY = """
+import sys, warnings
+sys.modules["numpy"] = None
+warnings.filterwarnings("ignore", "Failed to initialize NumPy")
+import pathlib, torch, kernels
+sdo, xpu, sv, dp = (kernels.get_local_kernel(pathlib.Path(sys.argv[1], name))
+                    for name in ("spec-decode-ops", "spec-verify-xpu", "spec-verify", "draftproof"))
+"""
+
+
+def test_tensors_need_no_numpy(packages: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = {"sdo": spec_decode_ops, "xpu": spec_verify_xpu, "sv": spec_verify, "dp": draftproof}
+    exec(CALLED, {"torch": torch, **names})
+    assert run(sys.executable, "-W", "error", "-c", WITHOUT_NUMPY + CALLED, packages) == capsys.readouterr().out
+
+
+# --- spec-verify's C++ core -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """spec-verify as the loader takes it where its core was compiled."""
+    out = tmp_path_factory.mktemp("core")
+    said = run(sys.executable, ROOT / "hub" / "build.py", out)
+    if said:
+        pytest.skip(said)
+    return kernels.get_local_kernel(out / "spec-verify")
+
+
+@pytest.mark.slow
+def test_the_core_is_loaded_and_says_so(core: ModuleType) -> None:
+    assert "torch-stable-abi211-cpu-" in str(core.__file__)
+    assert core.implementation.startswith("the C++ core, level ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", CALLS["spec-verify"])
+def test_calls_of_the_core(core: ModuleType, call: str) -> None:
+    assert plain(CALLS["spec-verify"][call](core)) == plain(CALLS["spec-verify"][call](spec_verify))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["token", "block", "match", "greedy"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_the_core_equals_eager_bit_for_bit(core: ModuleType, rule: str, dtype: Any) -> None:
+    """Every level, drawn and given uniforms, rows with zeros, ragged and padded drafts, ends, a dead row, strides."""
+    native, chain = (importlib.import_module(name, core.__name__) for name in ("._native", ".verification.chain"))
+    rng = np.random.default_rng(0)
+    for level in native.levels():
+        native.set_level(level)
+        for vocab, batch, drafted in ((2, 3, 0), (7, 4, 1), (300, 5, 4), (3000, 2, 7)):
+            rows = torch.tensor(rng.gamma(0.3, size=(batch, 2 * drafted + 2, vocab)), dtype=dtype)
+            target, draft = rows[:, ::2], rows[:, 1 : 2 * drafted : 2]
+            target[0, 0, 0] = -1
+            tokens = torch.tensor(rng.integers(0, vocab, (batch, drafted)))
+            tokens[batch - 1, drafted // 2 :] = -1
+            given = {
+                "num_draft_tokens": torch.tensor(rng.integers(0, drafted + 1, batch)),
+                "eos": torch.tensor(rng.integers(0, vocab, (batch, 2))),
+                "seed": torch.tensor(rng.integers(0, 2**62, batch)),
+                "offset": torch.arange(batch),
+                "check": False,
+            }
+            drawn = {"uniform_accept": torch.rand(batch, drafted), "uniform_sample": torch.rand(drafted + 1, batch).T}
+            for case in (given, {**given, **drawn}):
+                for q in (draft, None):
+                    results = [
+                        chain.verify_probs(target, q, tokens, rule=rule, **case, backend=name)
+                        for name in ("cpu", "eager")
+                    ]
+                    assert plain(results[0]) == plain(results[1])
+            greedy = {name: given[name] for name in ("num_draft_tokens", "eos", "check")}
+            results = [chain.verify_greedy(target, tokens, **greedy, backend=name) for name in ("cpu", "eager")]
+            assert plain(results[0]) == plain(results[1])
+
+
+@pytest.mark.slow
+def test_a_level_is_set_by_the_environment(core: ModuleType) -> None:
+    code = "import pathlib, sys, kernels; print(kernels.get_local_kernel(pathlib.Path(sys.argv[1])).implementation)"
+    lowest = importlib.import_module("._native", core.__name__).levels()[-1]
+    said = run(sys.executable, "-c", code, Path(str(core.__file__)).parent, DRAFTPROOF_LEVEL=lowest)
+    assert said == f"the C++ core, level {lowest}\n"
