@@ -83,7 +83,7 @@ Law::Bounds Law::total_bounds() const {
   if (total_ >= 0 || !can_be_rough()) return {total(), total()};
   if (total_bounds_.low >= 0) return total_bounds_;
   if (const double shift = (static_cast<double>(maximum_) - reference_) * scale_;
-      rough_total_ >= 0.0 && std::abs(shift) <= kReach)
+      rough_total_ >= 0.0 && shift <= kReach)
     return total_bounds_ = bounds_of<Fine>(rough_total_ * std::exp2(-shift));
   double sum = 0.0;
   for (int64_t start = 0; start < row_.blocks(); start += kFlush)

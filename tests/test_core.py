@@ -148,6 +148,12 @@ def test_a_forked_process_works_and_starts_threads_of_its_own(core):
     os.close(reader)
 
 
+def both_backends(operation, *arguments, **options):
+    """The results of eager and of the core, one beside the other."""
+    results = [operation(*arguments, check=False, backend=backend, **options) for backend in ("eager", "cpu")]
+    return zip(*results, strict=True)
+
+
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_what_rough_bounds_leave_open_is_decided_exactly(rule):
     """Target and draft rows agree within 1 %, so that uniforms near 1 fall inside the bounds."""
@@ -155,13 +161,60 @@ def test_what_rough_bounds_leave_open_is_decided_exactly(rule):
     target = rng.standard_normal((3000, 4, 70)).astype(np.float32)
     draft = target[:, :3] + np.float32(0.003) * rng.standard_normal((3000, 3, 70)).astype(np.float32)
     drafts = rng.integers(0, 70, (3000, 3))
-    said = [
-        draftproof.verify(target, draft, drafts, rule=rule, seed=np.arange(3000), check=False, backend=backend)
-        for backend in ("eager", "cpu")
-    ]
-    for expected, got in zip(*said, strict=True):
+    said = list(both_backends(draftproof.verify, target, draft, drafts, rule=rule, seed=np.arange(3000)))
+    for expected, got in said:
         assert np.asarray(got).tobytes() == np.asarray(expected).tobytes()
-    assert 1 <= np.sum(said[0].num_accepted < 3) <= 60  # only uniforms next to 1 refuse
+    assert 1 <= np.sum(said[0][0] < 3) <= 60  # only uniforms next to 1 refuse
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_what_bounds_on_the_sum_of_probabilities_leave_open_is_decided_exactly(rule):
+    """Uniforms within 1e-5 of p / q, where the bounds on the two sums leave 1e-4 open."""
+    rng = np.random.default_rng(4)
+    n = 3000
+    target = rng.random((n, 2, 70)).astype(np.float32)
+    draft = rng.random((n, 1, 70)).astype(np.float32)
+    drafts = np.argmax(draft[:, 0] - target[:, 0], axis=1)[:, None]
+    p, q = (
+        np.take_along_axis(rows / rows.sum(axis=2, keepdims=True, dtype=np.float64), drafts[:, None], 2)[:, 0]
+        for rows in (target[:, :1], draft)
+    )
+    uniform = (p / q * (1 + 1e-5 * rng.uniform(-1, 1, (n, 1)))).astype(np.float32)
+    sample = rng.random((n, 2)).astype(np.float32)
+    options = {"rule": rule, "uniform_accept": uniform, "uniform_sample": sample}
+    accepted = None
+    for expected, got in both_backends(draftproof.verify_probs, target, draft, drafts, **options):
+        assert np.asarray(got).tobytes() == np.asarray(expected).tobytes()
+        accepted = got if accepted is None else accepted
+    assert 0.4 < np.mean(accepted) < 0.6
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("temperature", [1.0, 0.05])
+@pytest.mark.parametrize("start", [-np.inf, -1e30, -1000.0, -30.0, 30.0, 1000.0, 1e30, np.inf])
+def test_rows_whose_first_blocks_do_not_tell_what_the_rest_weighs(rule, temperature, start):
+    rng = np.random.default_rng(5)
+    target = rng.standard_normal((100, 3, 1301)).astype(np.float32)
+    draft = target[:, :2] + np.float32(0.1) * rng.standard_normal((100, 2, 1301)).astype(np.float32)
+    target[::2, :, :1100] += np.float32(start)
+    draft[1::3, :, :1100] += np.float32(start)
+    drafts = np.argmax(draft, axis=2)
+    options = {"rule": rule, "temperature": temperature, "seed": np.arange(100)}
+    for expected, got in both_backends(draftproof.verify, target, draft, drafts, **options):
+        assert np.asarray(got).tobytes() == np.asarray(expected).tobytes()
+
+
+@pytest.mark.parametrize("operation", [draftproof.verify, draftproof.verify_probs])
+def test_block_verification_of_drafts_from_their_law(operation):
+    """Most prefixes are decided by the scale alone; it differs from 0 and 1 in a third of them."""
+    rng = np.random.default_rng(6)
+    target = rng.standard_normal((3000, 5, 70)).astype(np.float32)
+    draft = target[:, :4] + np.float32(0.7) * rng.standard_normal((3000, 4, 70)).astype(np.float32)
+    seed = np.arange(3000)
+    drafts = np.stack([draftproof.sample(draft[:, i], seed=seed, draft_index=i) for i in range(4)], axis=1)
+    rows = (target, draft) if operation is draftproof.verify else (np.exp(target), np.exp(draft))
+    for expected, got in both_backends(operation, *rows, drafts, rule="block", seed=seed):
+        assert np.asarray(got).tobytes() == np.asarray(expected).tobytes()
 
 
 @pytest.mark.parametrize("k", [1, 60, 700, 3000, 39_999])
