@@ -578,6 +578,29 @@ def test_width_is_what_was_asked_for() -> None:
         assert all(len(stats.drafted_by_position) == width for stats in speculative.stats)
 
 
+def test_no_row_runs_far_ahead() -> None:
+    """With k="auto" a row that is 17 tokens ahead of another drafts nothing: the batch would not end sooner."""
+
+    class Sure(zoo.Guesser):
+        estimates = True
+
+        def propose(self, context: Any, width: int, **options: Any) -> Any:
+            draft = super().propose(context, width, **options)
+            return draft._replace(acceptance=[0.9] * len(draft.tokens))
+
+    inputs, new = {name: rows[:2] for name, rows in FIVE.items()}, {"max_new_tokens": 80}
+    truth = generate(None, inputs, **new)
+    first = zoo.unpadded(truth, inputs)[:1]
+    rounds = {}
+    for k in ("auto", 8):
+        speculative = Speculative(Sure(first), k=k)
+        assert generate(speculative, inputs, **new).tolist() == truth.tolist()
+        ahead, behind = speculative.stats
+        assert behind.rounds == 80
+        rounds[k] = ahead.rounds
+    assert rounds[8] < 40 < rounds["auto"] < 80
+
+
 @pytest.mark.parametrize(("dtype", "fed"), [(torch.float32, [4, 4, 4, 5]), (torch.bfloat16, [2, 3, 4, 5])])
 def test_narrow_forwards_are_filled_up(dtype: Any, fed: list[int]) -> None:
     """Where two or three tokens take longer than four; what was fed for nothing leaves the cache again."""
