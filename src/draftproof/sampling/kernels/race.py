@@ -14,10 +14,13 @@ from .rows import (
     best_of_row,
     end_of_min_p,
     first_maximum,
+    ids_of_blocks,
     key_of_rank,
     load_logits,
+    open_blocks,
     open_row,
     open_stream,
+    pick,
     rank,
     status_of_key,
 )
@@ -48,16 +51,15 @@ def race_row(row, stream, maxima, holders, maximum, c, end, CHUNK: tl.constexpr,
         top = tl.load(maxima + block, mask=block < blocks, other=LEAST_KEY - 1)
         least, holder = block_race(seed, block, offset, draft_index)
         w = weight(from_order_key(top), maximum, c)
-        open_ = (top >= key_of_rank(end)) & (w > 0.0) & (race_key(least, heaviest(w)) <= bound)
-        place = tl.cumsum(open_.to(tl.int32), axis=0)
-        for start in range(0, tl.max(place, axis=0), STEP):
-            # Row j of the step is the (start + j)-th open block, if there is one.
-            hit = ((place - 1)[None, :] == (start + tl.arange(0, STEP))[:, None]) & open_[None, :]
-            chosen = tl.max(tl.where(hit, block[None, :], -1), axis=1)
-            chosen_least = tl.max(tl.where(hit, least[None, :], 0.0), axis=1)
-            chosen_holder = tl.max(tl.where(hit, holder[None, :], 0), axis=1)
+        is_open = (top >= key_of_rank(end)) & (w > 0.0) & (race_key(least, heaviest(w)) <= bound)
+        places, count = open_blocks(is_open)
+        for start in range(0, count, STEP):
+            chosen = pick(places, start, block, STEP)
+            chosen_least = pick(places, start, least, STEP)
+            chosen_holder = pick(places, start, holder, STEP)
             ids, key = _keys(row, stream, chosen, chosen_least, chosen_holder, maximum, c, end, STEP)
             packed = (key.to(tl.int32, bitcast=True).to(tl.int64) << 32) | ids.to(tl.int64)
+            packed = tl.where(key < _INFINITY, packed, _NOBODY)
             best = tl.minimum(best, tl.min(tl.min(packed, axis=1), axis=0))
             bound = tl.minimum(bound, key_of_rank(best).to(tl.float32, bitcast=True))
     return (best & LAST_ID).to(tl.int32)
@@ -67,16 +69,13 @@ def race_row(row, stream, maxima, holders, maximum, c, end, CHUNK: tl.constexpr,
 def _keys(row, stream, block, least, holder, maximum, c, end, STEP: tl.constexpr):
     """Return the ids of a few blocks and their keys in the race; infinite for blocks below 0 and ranks below end."""
     seed, offset, draft_index = stream
-    position = tl.arange(0, BLOCK)[None, :]
-    live = (block >= 0)[:, None]
-    ids = tl.where(live, block[:, None] * BLOCK, 0) + position
+    ids = ids_of_blocks(block)
     x = load_logits(row, ids)
-    quads = tl.where(block >= 0, block * (BLOCK // 4), 0)[:, None] + tl.arange(0, BLOCK // 4)[None, :]
+    quads = block[:, None] * (BLOCK // 4) + tl.arange(0, BLOCK // 4)[None, :]
     w0, w1, w2, w3 = token_words(seed, quads, offset, draft_index)
     words = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [STEP, BLOCK])
-    arrival = tl.where(position == holder[:, None], least[:, None], least[:, None] + noise(words))
-    runs = live & (rank(x, ids) >= end)
-    return ids, tl.where(runs, race_key(arrival, weight(x, maximum, c)), _INFINITY)
+    arrival = tl.where((ids & (BLOCK - 1)) == holder[:, None], least[:, None], least[:, None] + noise(words))
+    return ids, tl.where(rank(x, ids) >= end, race_key(arrival, weight(x, maximum, c)), _INFINITY)
 
 
 @triton.jit

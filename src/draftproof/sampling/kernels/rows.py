@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ...numerics.triton_math import exponent, from_order_key, least_exponent, load_row, order_key, penalise
+from ...numerics.triton_math import div, exponent, from_order_key, least_exponent, load_row, order_key, penalise
 
 BLOCK = tl.constexpr(64)
 LAST_ID = tl.constexpr((1 << 31) - 1)
@@ -127,13 +127,47 @@ def midpoint(low, high):
 
 
 @triton.jit
-def end_of_min_p(maximum, c, min_p):
-    """Return the least rank that min-p keeps: t does not fall where the logit rises, so keys can be bisected."""
-    least = least_exponent(min_p)
-    low, high = tl.full([], LEAST_KEY - 1, tl.int32), order_key(maximum)
+def first_key(high, least, MEASURE: tl.constexpr, a, b):
+    """Return the lowest key of a finite logit whose measure is at least ``least``.
+
+    ``MEASURE(logit, a, b)`` does not fall where the logit rises, and reaches ``least`` at ``high``.
+    """
+    low = tl.full([], LEAST_KEY - 1, tl.int32)
     for _ in range(32):
         middle = midpoint(low, high)
-        kept = exponent(from_order_key(middle), maximum, c) >= least
-        high = tl.where(kept & (middle > low), middle, high)
-        low = tl.where(kept, low, middle)
-    return high.to(tl.int64) << 32
+        reaches = (MEASURE(from_order_key(middle), a, b) >= least) & (middle > low)
+        high = tl.where(reaches, middle, high)
+        low = tl.where(reaches, low, middle)
+    return high
+
+
+@triton.jit
+def quotient(logit, temperature, _):
+    """Return what top-k ranks by."""
+    return div(logit, temperature)
+
+
+@triton.jit
+def end_of_min_p(maximum, c, min_p):
+    """Return the least rank that min-p keeps."""
+    return first_key(order_key(maximum), least_exponent(min_p), exponent, maximum, c).to(tl.int64) << 32
+
+
+@triton.jit
+def open_blocks(is_open):
+    """Return ``(places, count)`` of the blocks of a chunk that are open, for ``pick``."""
+    places = tl.cumsum(is_open.to(tl.int32), axis=0)
+    return tl.where(is_open, places - 1, -1), tl.max(places, axis=0)
+
+
+@triton.jit
+def pick(places, start, values, STEP: tl.constexpr):
+    """Return the values, at least 0, of the open blocks in places [start, start + STEP); -1 where there are fewer."""
+    hit = places[None, :] == (start + tl.arange(0, STEP))[:, None]
+    return tl.max(tl.where(hit, values[None, :], -1), axis=1)
+
+
+@triton.jit
+def ids_of_blocks(block):
+    """Return the ids of blocks, [n, 64]; below 0 for a block below 0."""
+    return block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]

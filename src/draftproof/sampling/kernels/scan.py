@@ -7,7 +7,7 @@ import triton.language as tl
 
 from ...numerics.triton_math import order_key
 from ...rng.triton_philox import block_race
-from .rows import BLOCK, NAN_KEY, load_logits, open_row, open_stream, rank_of_key
+from .rows import BLOCK, NAN_KEY, ids_of_blocks, load_logits, open_row, open_stream, rank_of_key
 
 _INFINITY = tl.constexpr(float("inf"))
 _LEAST = tl.constexpr(-(1 << 31))
@@ -26,7 +26,7 @@ def scan_blocks(row, first, last, maxima, TILE: tl.constexpr):
     for start in range(first, last, TILE):
         block = start + lane
         inside = block < last
-        x = load_logits(row, tl.where(inside, block, -1)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :])
+        x = load_logits(row, ids_of_blocks(tl.where(inside, block, -1)))
         largest = tl.maximum(largest, x.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
         key = order_key(tl.max(tl.maximum(x, -_INFINITY), axis=1))
         if maxima is not None:
