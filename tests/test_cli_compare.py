@@ -79,6 +79,13 @@ def test_everybody_takes_turns(folder: Path, prompts: Path, tmp_path: Path) -> N
     assert [r["repetition"] for r in runs[:9:3]] == ["0", "1", "2"]
 
 
+def test_lookups_may_run_less_often(folder: Path, prompts: Path, tmp_path: Path) -> None:
+    compare(prompts, folder, "--each", 1, "--repeat", 3, "--lookup-repeat", 1, "--save", tmp_path / "runs.json")
+    runs = json.loads((tmp_path / "runs.json").read_text())["runs"]
+    assert Counter(r["arm"] for r in runs) == {PLAIN: 6, OWN: 6, "lookup 3": 2}
+    assert [r["arm"] for r in runs[3:7]] == [OWN, PLAIN, PLAIN, OWN]
+
+
 def test_sampling(folder: Path, prompts: Path, tmp_path: Path) -> None:
     options = ("--temperature", 0.8, "--top-p", 0.9, "--rule", "block", "--save", tmp_path / "runs.json")
     calls, generate = [], Contest._generate

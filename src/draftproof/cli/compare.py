@@ -43,6 +43,9 @@ def compare(
         list[int] | None,
         typer.Option(min=1, help="prompt_lookup_num_tokens of transformers; repeatable. Default: 3, 5, 8 and 10."),
     ] = None,
+    lookup_repeat: Annotated[
+        int | None, typer.Option(min=1, help="Runs of each prompt by prompt lookup, if fewer than --repeat.")
+    ] = None,
     model: options.Model = None,
     draft: options.Draft = "mix",
     dtype: options.Dtype = "float32",
@@ -90,7 +93,7 @@ def compare(
                 drafter = make_drafter(draft, greedy or rule or sampling_rule(draft), target, dtype)
                 contest = Contest(target, drafter, most, rule, lookup, params, max_new, seed, clock)
                 contest.warm_up()
-            interrupted = run(contest, left, repeat, made)
+            interrupted = run(contest, left, repeat, lookup_repeat, made)
         if made.runs:
             results = made.write()
             out.print(table(results))
@@ -118,14 +121,14 @@ class Made:
         return results
 
 
-def run(contest: Contest, prompts: list[Prompt], repeat: int, made: Made) -> bool:
+def run(contest: Contest, prompts: list[Prompt], repeat: int, of_lookup: int | None, made: Made) -> bool:
     """Add the runs of all prompts, or of those that were done before Ctrl-C; return whether it came."""
     try:
         # Redrawing is paid from the time that is measured.
         with err.status("", refresh_per_second=1) as status:
             for number, prompt in enumerate(prompts):
                 status.update(f"Prompt {number + 1} of {len(prompts)}: {prompt.kind}")
-                made.runs += contest.run(prompt, repeat)
+                made.runs += contest.run(prompt, repeat, of_lookup)
                 made.write()
     except KeyboardInterrupt:
         return True

@@ -98,11 +98,13 @@ class Contest:
         for arm in self.arms:
             self._generate(arm, ids, 0, max_new_tokens=4)
 
-    def run(self, prompt: Prompt, repetitions: int) -> list[Run]:
-        """Decode a prompt ``repetitions`` times with each contestant; who goes first changes."""
+    def run(self, prompt: Prompt, repetitions: int, of_lookup: int | None = None) -> list[Run]:
+        """Decode a prompt ``repetitions`` times with each contestant, ``of_lookup`` by lookup; who begins changes."""
         ids = encode(self._target.tokenizer, prompt.text, raw=False)
-        names, runs = list(self.arms), list[Run]()
+        runs = list[Run]()
         for repetition in range(repetitions):
+            left_out = of_lookup is not None and repetition >= of_lookup
+            names = [PLAIN, OWN] if left_out else list(self.arms)
             turn, outputs = (prompt.number + repetition) % len(names), dict[str, list[int]]()
             for arm in names[turn:] + names[:turn]:
                 outputs[arm], seconds = self._generate(arm, ids, repetition)

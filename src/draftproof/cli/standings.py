@@ -66,8 +66,9 @@ def speeds(runs: list[Run]) -> list[Speed]:
     found = []
     for (kind, prompt, arm), own in costs.items():
         plain = costs[kind, prompt, PLAIN]
-        picks = np.random.default_rng(0).integers(len(own), size=(2, 2000, len(own)))
-        ratios = np.median(np.array(plain)[picks[0]], axis=1) / np.median(np.array(own)[picks[1]], axis=1)
+        rng = np.random.default_rng(0)
+        drawn = [np.array(times)[rng.integers(len(times), size=(2000, len(times)))] for times in (plain, own)]
+        ratios = np.median(drawn[0], axis=1) / np.median(drawn[1], axis=1)
         low, high = (1.0, 1.0) if arm == PLAIN else np.quantile(ratios, [0.05, 0.95]).tolist()
         found.append(Speed(kind, prompt, arm, median(plain) / median(own), low, high))
     return found
