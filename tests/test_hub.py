@@ -464,8 +464,12 @@ def test_the_core_equals_eager_bit_for_bit(core: ModuleType, rule: str, dtype: A
 
 
 @pytest.mark.slow
-def test_a_level_is_set_by_the_environment(core: ModuleType) -> None:
+def test_a_process_of_its_own(core: ModuleType, tmp_path: Path) -> None:
+    """The environment sets the level; without what was compiled the rest is pure Python."""
     code = "import pathlib, sys, kernels; print(kernels.get_local_kernel(pathlib.Path(sys.argv[1])).implementation)"
+    folder = Path(str(core.__file__)).parent
     lowest = importlib.import_module("._native", core.__name__).levels()[-1]
-    said = run(sys.executable, "-c", code, Path(str(core.__file__)).parent, DRAFTPROOF_LEVEL=lowest)
-    assert said == f"the C++ core, level {lowest}\n"
+    assert run(sys.executable, "-c", code, folder, DRAFTPROOF_LEVEL=lowest) == f"the C++ core, level {lowest}\n"
+    shutil.copytree(folder, tmp_path / folder.name, ignore=shutil.ignore_patterns("*.so"))
+    said = run(sys.executable, "-c", code, tmp_path / folder.name)
+    assert said.startswith("pure Python: the C++ core is not in this installation")
