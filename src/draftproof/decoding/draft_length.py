@@ -104,7 +104,7 @@ class DraftLength:
     are those that come with a draft (``Draft.acceptance``), else the shares accepted so far at each position. Where
     no width is worth its cost nothing is drafted, except for a rare probe of one token; all probes together lose
     at most 1 % of the time. Drafters that estimate need no probes: they see without verification how they would
-    have fared.
+    have fared. A draft that was rejected leaves room for twice what was accepted of it, at least 15.
 
     Parameters
     ----------
