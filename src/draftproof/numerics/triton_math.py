@@ -21,6 +21,7 @@ _LOG2 = tl.constexpr(constants.LOG2)
 _MIN_EXPONENT = tl.constexpr(float(constants.MIN_EXPONENT))
 _SLACK_BITS = tl.constexpr(constants.TOP_P_SLACK_BITS)
 _TOP_P_BITS = tl.constexpr(constants.TOP_P_BITS)
+_TOP_P_LOW = tl.constexpr((1 << constants.TOP_P_BITS) - 1)
 _WORD_STEP = tl.constexpr(constants.MIN_UNIFORM_STEP)
 _MAX_UNIFORM = tl.constexpr(constants.MAX_UNIFORM)
 _HEAVIEST = tl.constexpr(1.0 + 2.0**-20)
@@ -153,8 +154,7 @@ def fixed_point(x, BITS: tl.constexpr):
 def theta(top_p, total):
     """Return the mass that top-p keeps of ``total``; at least 1, which keeps the first token."""
     share = fixed_point(top_p, _TOP_P_BITS)
-    low: tl.constexpr = (1 << 30) - 1
-    product = share * (total >> _TOP_P_BITS) + ((share * (total & low) + low) >> _TOP_P_BITS)
+    product = share * (total >> _TOP_P_BITS) + ((share * (total & _TOP_P_LOW) + _TOP_P_LOW) >> _TOP_P_BITS)
     return tl.maximum(product - (total >> _SLACK_BITS), 1)
 
 
@@ -233,3 +233,33 @@ def mul_shift62(R, W):
 def log_probability(t, total):
     """Return ``RN(RN(t - log2(RN(f32(W) * 2**-40))) * LN2)``."""
     return (t - log2_pinned(total.to(tl.float32) * _MASS_UNIT)) * _LN2
+
+
+@triton.jit
+def probability_mass(value, maximum):
+    """Return ``trunc(v * 2**(40 - e))``, int64, of probabilities of a row whose largest is in [2**(e-1), 2**e)."""
+    small = maximum < _SMALLEST_NORMAL
+    bits = tl.where(small, maximum * _TWO_32, maximum).to(tl.int32, bitcast=True)
+    shift = tl.where(small, 198, 166) - (bits >> 23)
+    half = shift >> 1
+    return fixed_point(value * _power_of_two(half) * _power_of_two(shift - half), 0)
+
+
+@triton.jit
+def _power_of_two(n):
+    return ((n + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def draw_chunk(R, sums):
+    """Return the chunk in which the inverse CDF of R falls, given the masses of chunks, and what is left of r there."""
+    r = mul_shift62(R, tl.sum(sums, axis=0))
+    prefix = tl.cumsum(sums, axis=0)
+    before = prefix <= r
+    return tl.sum(before.to(tl.int32), axis=0), r - tl.max(tl.where(before, prefix, 0), axis=0)
+
+
+@triton.jit
+def draw_id(rest, masses):
+    """Return the first position whose prefix of masses exceeds ``rest``, int32."""
+    return tl.sum((tl.cumsum(masses, axis=0) <= rest).to(tl.int32), axis=0)

@@ -1,49 +1,74 @@
 """Sampling on GPUs, by Triton kernels. The bits are those of eager on NumPy.
 
-======================  ========================================  ========================================
-operation               launches                                  reads of the row
-======================  ========================================  ========================================
-sample, unfiltered      scan, race                                1, and the blocks that can win
-======================  ========================================  ========================================
+Nothing waits for the device, and the launches are the same for any data:
+
+===============================  =====================================  ============================================
+operation                        launches                               reads of the row
+===============================  =====================================  ============================================
+sample                           scan, race                             1, and the blocks that can win
+with top-k                       scan, gather, narrow, race             the same, and about k blocks
+with top-p and no top-k          scan, race, weigh, redraw              2, and what redraws need
+with top-k, in rows without it   both of the above                      those of each row
+sample_with_logprobs             scan, narrow, race, weigh, weigh,      3, more for filters as filter_logits needs;
+                                 conclude; gather, scan where needed    4 with a penalty or a mask
+sample_probs                     scan, weigh, draw                      2, and one chunk
+filter_logits                    scan, narrow, write; with top-k        2 and a write; top-p without top-k some 25
+                                 gather                                 more of the blocks that reach the boundary
+===============================  =====================================  ============================================
+
+A penalty adds the launch that marks the history. Scratch is 2 int32 for every 64 ids, and a little for each program.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ..numerics.triton_math import OPTIONS
-from ..types import Array, Filters
-from .kernels.launch import Rows, Shares, open_rows, per_row, power_of_two, shares
-from .kernels.narrow import narrow
-from .kernels.race import race
+from ..types import Array, Filters, SampleResult
+from .kernels.launch import Shares, per_row, power_of_two, rows_of, shares, side_by_side
+from .kernels.narrow import gather, narrow
+from .kernels.probabilities import draw_probs, scan_probs, weigh_probs
+from .kernels.race import race, redraw
+from .kernels.rows import Rows, Scanned, Stream
 from .kernels.scan import scan
-from .kernels.write import write
+from .kernels.weigh import weigh
+from .kernels.write import conclude, write
 
 CHUNK = 1024
 """Blocks whose maxima are looked at together."""
 STEP = 16
 """Blocks that are looked into together."""
+LISTED = 1024
+"""Tokens that top-k may leave before the row is searched."""
+WIDTH = 2048
+"""Ids that are written together."""
 
 
-class Stream(NamedTuple):
-    """The race of each row: seed, offset, draft index."""
-
-    seed: Array | None = None
-    offset: Array | None = None
-    draft_index: Array | None = None
-
-
-class Scanned(NamedTuple):
-    """What the scan leaves of the rows."""
+class Prepared(NamedTuple):
+    """Scanned rows, and what every later launch over them needs."""
 
     rows: Rows
     filters: Filters
+    stream: Stream | None
+    scanned: Scanned
     shares: Shares
-    maxima: Array
-    holders: Array | None
-    partial: Array
+
+    def run(self, kernel: Any, *arguments: Any, **constants: Any) -> None:
+        """Launch a kernel with one program a row."""
+        kernel[(self.batch,)](
+            *arguments, PROGRAMS=power_of_two(self.shares.programs), **constants, num_warps=8, **OPTIONS
+        )
+
+    @property
+    def batch(self) -> int:
+        return int(self.scanned.best.shape[0])
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """Return how kernels walk over the blocks of a row."""
+        return {"CHUNK": min(CHUNK, power_of_two(self.scanned.maxima.shape[1])), "STEP": STEP}
 
 
 def sample(
@@ -59,10 +84,56 @@ def sample(
     tokens = _empty(logits, torch.int64)
     status = _empty(logits, torch.int32)
     if len(tokens):
-        stream = Stream(*(per_row(s) for s in (seed, offset, draft_index)))
-        scanned = _scan(logits, filters, prev_tokens, mask, stream)
-        narrowed = filters.top_k is not None or filters.top_p is not None
-        _race(scanned, _narrow(scanned) if narrowed else None, stream, tokens, status)
+        on = _prepare(rows_of(logits, filters, prev_tokens, mask), filters, (seed, offset, draft_index))
+        ends = None if filters.top_k is None else _narrow(on, search=False)
+        ranks = None if filters.top_p is None else _empty(logits, torch.int64)
+        _race(on, ends, tokens, status, ranks)
+        if ranks is not None:
+            sums = _weigh(on, ranks, check=True)
+            programs = on.shares.programs
+            on.run(redraw, on.rows, on.filters, on.stream, on.scanned, ranks, sums, tokens, programs, **on.steps)
+    return tokens, status
+
+
+def sample_with_logprobs(
+    logits: Array,
+    filters: Filters,
+    prev_tokens: Array | None,
+    mask: Array | None,
+    seed: Array,
+    offset: Array,
+    draft_index: Array | None,
+) -> SampleResult:
+    """See ``draftproof.sample_with_logprobs``."""
+    result = SampleResult(*(_empty(logits, d) for d in (torch.int64, *[torch.float32] * 2, torch.int64, torch.int32)))
+    if len(result.tokens):
+        on = _prepare(rows_of(logits, filters, prev_tokens, mask), filters, (seed, offset, draft_index))
+        ends = _narrow(on, search=True)
+        _race(on, ends, result.tokens, result.status, None)
+        raw = on._replace(filters=Filters(torch.ones_like(on.filters.temperature)))
+        if on.rows.seen is not None or on.rows.mask is not None:
+            raw = _prepare(rows_of(logits, raw.filters, None, None), raw.filters, None)
+        sums, raw_sums = _weigh(on, ends, check=False), _weigh(raw, ends, check=False)
+        given = (on.rows, on.filters, on.scanned, raw.rows, raw.scanned, result.tokens, sums, raw_sums)
+        on.run(conclude, *given, result.logprobs, result.raw_logprobs, result.kept)
+    return result
+
+
+def sample_probs(probs: Array, seed: Array, offset: Array) -> tuple[Array, Array]:
+    """See ``draftproof.sample_probs``."""
+    tokens = _empty(probs, torch.int64)
+    status = _empty(probs, torch.int32)
+    if len(tokens):
+        probs = side_by_side(probs)
+        batch, vocab = probs.shape
+        chunks = -(-vocab // WIDTH)
+        maxima, masses = _empty(probs, torch.float32, chunks), _empty(probs, torch.int64, chunks)
+        rows, width = (probs, probs.stride(0), vocab, maxima), power_of_two(chunks)
+        settings = {"CHUNK": WIDTH, "num_warps": 4, **OPTIONS}
+        scan_probs[(batch, chunks)](*rows, chunks, **settings)
+        weigh_probs[(batch, chunks)](*rows, masses, chunks, CHUNKS=width, **settings)
+        stream = (per_row(seed), per_row(offset))
+        draw_probs[(batch,)](*rows, masses, chunks, *stream, tokens, status, CHUNKS=width, **settings)
     return tokens, status
 
 
@@ -73,91 +144,75 @@ def filter_logits(
     filtered = _empty(logits, torch.float32, logits.shape[1])
     status = _empty(logits, torch.int32)
     if len(status):
-        scanned = _scan(logits, filters, prev_tokens, mask, None)
-        width = 2048
-        write[(len(status), -(-scanned.rows.vocab // width))](
-            *scanned.rows,
-            scanned.filters.temperature,
-            _narrow(scanned),
-            scanned.partial,
-            scanned.shares.programs,
+        on = _prepare(rows_of(logits, filters, prev_tokens, mask), filters, None)
+        ends = _narrow(on, search=True)
+        write[(on.batch, -(-on.rows.vocab // WIDTH))](
+            on.rows,
+            on.filters,
+            on.scanned,
+            ends,
             filtered,
             status,
-            PROGRAMS=power_of_two(scanned.shares.programs),
-            WIDTH=width,
+            PROGRAMS=power_of_two(on.shares.programs),
+            WIDTH=WIDTH,
             num_warps=4,
             **OPTIONS,
         )
     return filtered, status
 
 
-def _empty(logits: Array, dtype: torch.dtype, *columns: int) -> Array:
-    return torch.empty((logits.shape[0], *columns), dtype=dtype, device=logits.device)
+def _empty(like: Array, dtype: torch.dtype, *columns: int) -> Array:
+    return torch.empty((like.shape[0], *columns), dtype=dtype, device=like.device)
 
 
-def _scan(
-    logits: Array, filters: Filters, prev_tokens: Array | None, mask: Array | None, stream: Stream | None
-) -> Scanned:
+def _prepare(rows: Rows, filters: Filters, stream: tuple[Array | None, ...] | None) -> Prepared:
     """Scan the rows, for a race if there is a stream."""
-    filters = Filters(*(per_row(f) for f in filters))
-    rows = open_rows(logits, filters, prev_tokens, mask)
-    share = shares(logits.device, len(logits), rows.blocks)
-    maxima = _empty(logits, torch.int32, rows.blocks)
-    holders = None if stream is None else _empty(logits, torch.float32, rows.blocks)
-    partial = _empty(logits, torch.int64, share.programs)
+    logits, blocks = rows.logits, -(-rows.vocab // 64)
+    share = shares(logits.device, len(logits), blocks)
+    holders = None if stream is None else _empty(logits, torch.float32, blocks)
+    best = _empty(logits, torch.int64, share.programs)
+    on = Prepared(
+        rows,
+        Filters(*(per_row(f) for f in filters)),
+        None if stream is None else Stream(*(per_row(s) for s in stream)),
+        Scanned(_empty(logits, torch.int32, blocks), holders, best, share.programs),
+        share,
+    )
     scan[(len(logits), share.programs)](
-        *rows,
-        filters.temperature,
-        *(stream or Stream()),
-        maxima,
-        holders,
-        partial,
-        share.share,
-        TILE=share.tile,
-        WIDE=128,
-        num_warps=4,
-        **OPTIONS,
+        on.rows, on.filters, on.stream, on.scanned, share.share, TILE=share.tile, WIDE=128, num_warps=4, **OPTIONS
     )
-    return Scanned(rows, filters, share, maxima, holders, partial)
+    return on
 
 
-def _narrow(scanned: Scanned) -> Array:
+def _narrow(on: Prepared, search: bool) -> Array:
     """Return the end of each row."""
-    ends = _empty(scanned.partial, torch.int64)
-    rows, filters = scanned.rows, scanned.filters
-    narrow[(len(ends),)](
-        *rows,
-        *filters[:4],
-        scanned.maxima,
-        scanned.partial,
-        scanned.shares.programs,
-        ends,
-        PROGRAMS=power_of_two(scanned.shares.programs),
-        CHUNK=min(CHUNK, power_of_two(rows.blocks)),
-        STEP=STEP,
-        num_warps=8,
-        **OPTIONS,
-    )
+    ends, ranks, counts = _empty(on.scanned.best, torch.int64), None, None
+    if on.filters.top_k is not None:
+        ranks, counts = _empty(ends, torch.int64, LISTED), _empty(ends, torch.int32)
+        on.run(gather, on.rows, on.filters, on.scanned, ranks, counts, SIZE=LISTED, **on.steps)
+    given = (on.rows, on.filters, on.scanned, ranks, counts, ends)
+    on.run(narrow, *given, SIZE=LISTED, **on.steps, SEARCH=search)
     return ends
 
 
-def _race(scanned: Scanned, ends: Array | None, stream: Stream, tokens: Array, status: Array) -> None:
-    rows, filters = scanned.rows, scanned.filters
-    race[(len(tokens),)](
-        *rows,
-        filters.temperature,
-        filters.min_p,
+def _race(on: Prepared, ends: Array | None, tokens: Array, status: Array, ranks: Array | None) -> None:
+    on.run(race, on.rows, on.filters, on.stream, on.scanned, ends, tokens, status, ranks, **on.steps)
+
+
+def _weigh(on: Prepared, ends: Array, check: bool) -> Array:
+    """Return the shares of the masses of each row, and of its tokens from the end up."""
+    sums = _empty(ends, torch.int64, on.shares.programs, 3)
+    weigh[(on.batch, on.shares.programs)](
+        on.rows,
+        on.filters,
+        on.scanned,
         ends,
-        *stream,
-        scanned.maxima,
-        scanned.holders,
-        scanned.partial,
-        scanned.shares.programs,
-        tokens,
-        status,
-        PROGRAMS=power_of_two(scanned.shares.programs),
-        CHUNK=min(CHUNK, power_of_two(rows.blocks)),
-        STEP=STEP,
-        num_warps=8,
+        sums,
+        on.shares.share,
+        CHECK=int(check),
+        PROGRAMS=power_of_two(on.shares.programs),
+        TILE=on.shares.tile,
+        num_warps=4,
         **OPTIONS,
     )
+    return sums

@@ -1,4 +1,4 @@
-"""What every launch over rows needs: the row arguments of the kernels, and how a row is shared between programs.
+"""What every launch over rows needs: the rows as kernels take them, and how a row is shared between programs.
 
 Nothing here waits for the device, and nothing depends on the values of a tensor.
 """
@@ -13,29 +13,13 @@ import triton
 
 from ...numerics.triton_math import OPTIONS
 from ...types import Array, Filters
-from .rows import mark_seen
+from .rows import Rows, mark_seen
 
 BLOCK = 64
 LARGEST_TILE = 32
 """Blocks that a program looks at in one step; fewer where the row would not fill the device."""
 SMALLEST_TILE = 8
 PROGRAMS_PER_PROCESSOR = 4
-
-
-class Rows(NamedTuple):
-    """Row arguments in the order of ``open_row``. A row's logits lie side by side."""
-
-    logits: Array
-    stride: int
-    vocab: int
-    seen: Array | None  # int32 [B, ceil(V / 32)], a bit for each id of the history
-    penalty: Array | None
-    mask: Array | None  # uint8 [B, V] or int32 [B, ceil(V / 32)]
-    mask_stride: int
-
-    @property
-    def blocks(self) -> int:
-        return -(-self.vocab // BLOCK)
 
 
 class Shares(NamedTuple):
@@ -46,29 +30,22 @@ class Shares(NamedTuple):
     tile: int
 
 
-def open_rows(logits: Array, filters: Filters, prev_tokens: Array | None, mask: Array | None) -> Rows:
+def rows_of(logits: Array, filters: Filters, prev_tokens: Array | None, mask: Array | None) -> Rows:
     """Return the rows of ``logits`` [B, V] under penalty and mask."""
     batch, vocab = logits.shape
-    seen = None
-    if filters.repetition_penalty is not None and prev_tokens is not None:
-        seen = torch.zeros((batch, -(-vocab // 32)), dtype=torch.int32, device=logits.device)
+    seen = penalty = None
+    if filters.repetition_penalty is not None and prev_tokens is not None and prev_tokens.numel():
+        penalty = per_row(filters.repetition_penalty)
+        words = -(-vocab // 32)
+        seen = torch.zeros((batch, words), dtype=torch.int32, device=logits.device)
         history = side_by_side(prev_tokens)
-        if seen.numel() and history.numel():
-            mark_seen[(batch,)](
-                seen, seen.shape[1], history, history.stride(0), history.shape[1], vocab, WIDTH=256, **OPTIONS
-            )
+        mark_seen[(batch,)](
+            seen, words, history, history.stride(0), history.shape[1], vocab, WIDTH=256, num_warps=4, **OPTIONS
+        )
     if mask is not None:
         mask = side_by_side(mask.view(torch.uint8) if mask.dtype == torch.bool else mask)
     logits = side_by_side(logits)
-    return Rows(
-        logits,
-        logits.stride(0),
-        vocab,
-        seen,
-        None if seen is None else per_row(filters.repetition_penalty),
-        mask,
-        0 if mask is None else mask.stride(0),
-    )
+    return Rows(logits, logits.stride(0), vocab, seen, penalty, mask, 0 if mask is None else mask.stride(0))
 
 
 def side_by_side(rows: Array) -> Array:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ...numerics.triton_math import from_order_key, heaviest, noise, race_key, scale, weight
+from ...numerics.triton_math import from_order_key, heaviest, noise, race_key, scale, theta, weight
 from ...rng.triton_philox import block_race, token_words
 from .rows import (
     BLOCK,
     LAST_ID,
     LEAST_KEY,
     best_of_row,
+    blocks_of,
     end_of_min_p,
     first_maximum,
     ids_of_blocks,
@@ -24,9 +25,91 @@ from .rows import (
     rank,
     status_of_key,
 )
+from .weigh import MASS, checks_top_p, sum_of_shares, tally
 
 _INFINITY = tl.constexpr(float("inf"))
 _NOBODY = tl.constexpr((0x7F800000 << 32) | ((1 << 31) - 1))
+
+
+@triton.jit
+def race(
+    rows,
+    filters,
+    stream,
+    scanned,
+    ends,
+    tokens,
+    status,
+    ranks,
+    PROGRAMS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Leave each row's token and status: its first maximum at temperature 0, else the winner of its race. Grid (B,).
+
+    Without ``ends`` the race is over the tokens that min-p keeps. ``ranks`` [B] or None: the token's rank.
+    """
+    b = tl.program_id(0)
+    row = open_row(rows, b)
+    _, start = blocks_of(rows, b)
+    best = best_of_row(scanned, b, PROGRAMS)
+    flags = status_of_key(key_of_rank(best))
+    heat = tl.load(filters.temperature + b)
+    token = tl.full([], -1, tl.int32)
+    if flags == 0:
+        if heat == 0.0:
+            token = first_maximum(row, best)
+        else:
+            maximum = from_order_key(key_of_rank(best))
+            c = scale(heat)
+            end = tl.full([], LEAST_KEY, tl.int64) << 32
+            if ends is not None:
+                end = tl.load(ends + b)
+            elif filters.min_p is not None:
+                end = end_of_min_p(maximum, c, tl.load(filters.min_p + b))
+            maxima, holders = scanned.maxima + start, scanned.holders + start
+            token = race_row(row, open_stream(stream, b), maxima, holders, maximum, c, end, CHUNK, STEP)
+    tl.store(tokens + b, token.to(tl.int64))
+    tl.store(status + b, flags)
+    if ranks is not None:
+        tl.store(ranks + b, rank(load_logits(row, token), token))
+
+
+@triton.jit(do_not_specialize=["programs"])
+def redraw(
+    rows,
+    filters,
+    stream,
+    scanned,
+    ranks,
+    sums,
+    tokens,
+    programs,
+    PROGRAMS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Replace tokens that lie outside the top-p set. Grid (B,).
+
+    A winner outside the set proves that the set lies strictly above it, where the race is run again.
+    """
+    b = tl.program_id(0)
+    if checks_top_p(rows, filters, b):
+        best = best_of_row(scanned, b, PROGRAMS)
+        if status_of_key(key_of_rank(best)) == 0:
+            row = open_row(rows, b)
+            _, start = blocks_of(rows, b)
+            maxima, holders = scanned.maxima + start, scanned.holders + start
+            maximum = from_order_key(key_of_rank(best))
+            c = scale(tl.load(filters.temperature + b))
+            total, above, _ = sum_of_shares(sums, b, programs, PROGRAMS)
+            limit = theta(tl.load(filters.top_p + b), total)
+            end = tl.load(ranks + b) + 1
+            while above >= limit:
+                token = race_row(row, open_stream(stream, b), maxima, holders, maximum, c, end, CHUNK, STEP)
+                tl.store(tokens + b, token.to(tl.int64))
+                end = rank(load_logits(row, token), token) + 1
+                above = tally(row, maxima, end, maximum, c, MASS, CHUNK, STEP)
 
 
 @triton.jit
@@ -51,13 +134,13 @@ def race_row(row, stream, maxima, holders, maximum, c, end, CHUNK: tl.constexpr,
         top = tl.load(maxima + block, mask=block < blocks, other=LEAST_KEY - 1)
         least, holder = block_race(seed, block, offset, draft_index)
         w = weight(from_order_key(top), maximum, c)
-        is_open = (top >= key_of_rank(end)) & (w > 0.0) & (race_key(least, heaviest(w)) <= bound)
-        places, count = open_blocks(is_open)
+        can_win = (top >= key_of_rank(end)) & (w > 0.0) & (race_key(least, heaviest(w)) <= bound)
+        places, count = open_blocks(can_win)
         for start in range(0, count, STEP):
-            chosen = pick(places, start, block, STEP)
-            chosen_least = pick(places, start, least, STEP)
-            chosen_holder = pick(places, start, holder, STEP)
-            ids, key = _keys(row, stream, chosen, chosen_least, chosen_holder, maximum, c, end, STEP)
+            picked = pick(places, start, block, STEP)
+            picked_least = pick(places, start, least, STEP)
+            picked_holder = pick(places, start, holder, STEP)
+            ids, key = _keys(row, stream, picked, picked_least, picked_holder, maximum, c, end, STEP)
             packed = (key.to(tl.int32, bitcast=True).to(tl.int64) << 32) | ids.to(tl.int64)
             packed = tl.where(key < _INFINITY, packed, _NOBODY)
             best = tl.minimum(best, tl.min(tl.min(packed, axis=1), axis=0))
@@ -76,53 +159,3 @@ def _keys(row, stream, block, least, holder, maximum, c, end, STEP: tl.constexpr
     words = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [STEP, BLOCK])
     arrival = tl.where((ids & (BLOCK - 1)) == holder[:, None], least[:, None], least[:, None] + noise(words))
     return ids, tl.where(rank(x, ids) >= end, race_key(arrival, weight(x, maximum, c)), _INFINITY)
-
-
-@triton.jit
-def race(
-    logits,
-    stride,
-    vocab,
-    seen,
-    penalty,
-    mask,
-    mask_stride,
-    temperature,
-    min_p,
-    ends,
-    seed,
-    offset,
-    draft_index,
-    maxima,
-    holders,
-    partial,
-    programs,
-    tokens,
-    status,
-    PROGRAMS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    STEP: tl.constexpr,
-):
-    """Leave each row's token and status: its first maximum at temperature 0, else the winner of its race. Grid (B,)."""
-    b = tl.program_id(0)
-    row = open_row(b, logits, stride, vocab, seen, penalty, mask, mask_stride)
-    best = best_of_row(partial, b, programs, PROGRAMS)
-    flags = status_of_key(key_of_rank(best))
-    tl.store(status + b, flags)
-    heat = tl.load(temperature + b)
-    token = tl.full([], -1, tl.int32)
-    if flags == 0:
-        if heat == 0.0:
-            token = first_maximum(row, best)
-        else:
-            maximum = from_order_key(key_of_rank(best))
-            c = scale(heat)
-            end = tl.full([], LEAST_KEY, tl.int64) << 32
-            if ends is not None:
-                end = tl.load(ends + b)
-            elif min_p is not None:
-                end = end_of_min_p(maximum, c, tl.load(min_p + b))
-            stream = open_stream(b, seed, offset, draft_index)
-            at = b.to(tl.int64) * tl.cdiv(vocab, BLOCK)
-            token = race_row(row, stream, maxima + at, holders + at, maximum, c, end, CHUNK, STEP)
-    tl.store(tokens + b, token.to(tl.int64))

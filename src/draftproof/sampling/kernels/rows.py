@@ -7,6 +7,8 @@ the least rank that is kept.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -18,30 +20,67 @@ _INFINITY = tl.constexpr(float("inf"))
 _KEY_OF_INFINITY = tl.constexpr(0x7F800000)
 LEAST_KEY = tl.constexpr(-0x7F800000)  # of the lowest finite logit
 NAN_KEY = tl.constexpr(0x7FFFFFFF)
+_LOWEST = tl.constexpr(-(1 << 63))
 _NAN = tl.constexpr(1)
 _EMPTY_SUPPORT = tl.constexpr(2)
 
 
+class Rows(NamedTuple):
+    """Rows of logits with their penalty and mask. A row's logits lie side by side."""
+
+    logits: Any
+    stride: Any
+    vocab: Any
+    seen: Any  # int32 [B, ceil(V / 32)], a bit for each id of the history, or None
+    penalty: Any  # float32 [B]
+    mask: Any  # uint8 [B, V], int32 [B, ceil(V / 32)], or None
+    mask_stride: Any
+
+
+class Stream(NamedTuple):
+    """The race of each row, int64 [B]; without draft indices it is the target's own."""
+
+    seed: Any
+    offset: Any
+    draft_index: Any
+
+
+class Scanned(NamedTuple):
+    """What the scan leaves of the rows."""
+
+    maxima: Any  # int32 [B, blocks], the key of each block's maximum
+    holders: Any  # float32 [B, blocks], the logit of the id that holds a block's least exponential; or None
+    best: Any  # int64 [B, programs], rank of the maximum, with the number of its first block for an id
+    programs: Any
+
+
 @triton.jit
-def open_row(b, logits, stride, vocab, seen, penalty, mask, mask_stride):
-    """Return row b as the tuple that ``load_logits`` takes. ``seen``, ``penalty`` and ``mask`` may be None."""
+def open_row(rows, b):
+    """Return row b as the tuple that ``load_logits`` takes."""
     b = b.to(tl.int64)
-    rate = 1.0
-    if seen is not None:
-        seen += b * tl.cdiv(vocab, 32)
-        rate = tl.load(penalty + b)
-    if mask is not None:
-        mask += b * mask_stride
-    return logits + b * stride, vocab, seen, rate, mask
+    seen, mask, rate = rows.seen, rows.mask, 1.0
+    if rows.seen is not None:
+        seen += b * tl.cdiv(rows.vocab, 32)
+        rate = tl.load(rows.penalty + b)
+    if rows.mask is not None:
+        mask += b * rows.mask_stride
+    return rows.logits + b * rows.stride, rows.vocab, seen, rate, mask
 
 
 @triton.jit
-def open_stream(b, seed, offset, draft_index):
-    """Return ``(seed, offset, draft index)`` of row b's race; without draft indices it is the target's own."""
+def open_stream(stream, b):
+    """Return ``(seed, offset, draft index)`` of row b."""
     index = -1
-    if draft_index is not None:
-        index = tl.load(draft_index + b)
-    return tl.load(seed + b), tl.load(offset + b), index
+    if stream.draft_index is not None:
+        index = tl.load(stream.draft_index + b)
+    return tl.load(stream.seed + b), tl.load(stream.offset + b), index
+
+
+@triton.jit
+def blocks_of(rows, b):
+    """Return ``(blocks, start)``: the number of blocks of a row, and where those of row b start."""
+    blocks = tl.cdiv(rows.vocab, BLOCK)
+    return blocks, b.to(tl.int64) * blocks
 
 
 @triton.jit
@@ -100,11 +139,13 @@ def id_of_rank(value):
 
 
 @triton.jit
-def best_of_row(partial, b, programs, PROGRAMS: tl.constexpr):
-    """Return the highest of the ranks that the programs of a scan left: the maximum and its first block."""
+def best_of_row(scanned, b, PROGRAMS: tl.constexpr):
+    """Return the highest of the ranks that the programs of a scan left."""
     lane = tl.arange(0, PROGRAMS)
-    values = tl.load(partial + b.to(tl.int64) * programs + lane, mask=lane < programs, other=-(1 << 63))
-    return tl.max(values, axis=0)
+    ranks = tl.load(
+        scanned.best + b.to(tl.int64) * scanned.programs + lane, mask=lane < scanned.programs, other=_LOWEST
+    )
+    return tl.max(ranks, axis=0)
 
 
 @triton.jit
