@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +24,9 @@ CORE = ROOT / "hub" / "spec_verify"
 VERSION = 1  # of the packages' public functions
 LICENSE = "Apache-2.0"
 STABLE_ABI = "211"  # the torch whose stable ABI the C++ variant is written for, and every later one
+
+# What knows models, terminals or other libraries; of compat a package has its own interface.
+LEFT_OUT = ("cli", "compat", "integrations", "testing")
 
 # What spec-verify says of itself.
 IMPLEMENTATION = 'implementation = f"the C++ core, level {core.level()}" if core else f"pure Python: {missing}"'
@@ -60,29 +62,12 @@ def build(out: Path) -> None:
 
 
 def sources(entry: str) -> Files:
-    """Return the modules that an entry needs, by path; a folder that it reaches comes whole."""
-    files = {"_ops.py": (SOURCE / "_ops.py").read_text(), "__init__.py": package_text(entry)}
-    found = [SOURCE / entry]
+    """Return the modules of a package, by path."""
+    found = [path for path in SOURCE.rglob("*.py") if path.relative_to(SOURCE).parts[0] not in LEFT_OUT]
     if entry != "__init__.py":
-        found.append(SOURCE / Path(entry).parent / "__init__.py")
-    reached: set[str] = set()
-    while found:
-        path = found.pop()
-        files.setdefault(path.relative_to(SOURCE).as_posix(), path.read_text())
-        for unit in set(imported(path)) - reached:
-            reached.add(unit)
-            module = SOURCE / f"{unit}.py"
-            found += [module] if module.exists() else (SOURCE / unit).rglob("*.py")
-    return files
-
-
-def imported(path: Path) -> Iterator[str]:
-    """Yield the first name, below the root, of what a module imports relatively."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            base = path.parents[node.level - 1].relative_to(SOURCE).parts
-            names = [node.module] if node.module else [alias.name for alias in node.names]
-            yield from ((*base, *name.split("."))[0] for name in names)
+        found += [SOURCE / entry, SOURCE / Path(entry).parent / "__init__.py"]
+    files = {path.relative_to(SOURCE).as_posix(): path.read_text() for path in found}
+    return {**files, "__init__.py": package_text(entry)}
 
 
 def package_text(entry: str) -> str:
