@@ -125,11 +125,11 @@ def narrow(
                     found = tl.load(counts + b)
                     searched = found > SIZE
                     if searched:
-                        end = _end_of_top_k(row, maxima, k, heat, maximum, c, CHUNK, STEP) << 32
+                        end = end_of_top_k(row, maxima, k, heat, maximum, c, CHUNK, STEP) << 32
                     else:
                         end = _end_of_list(ranks + b.to(tl.int64) * SIZE, found, k, p, heat, maximum, c, SIZE)
             if searched & (p < 1.0):
-                end = _end_of_top_p(row, maxima, key_of_rank(end), p, maximum, c, CHUNK, STEP)
+                end = end_of_top_p(row, maxima, key_of_rank(end), p, maximum, c, CHUNK, STEP)
             if filters.min_p is not None:
                 end = tl.maximum(end, end_of_min_p(maximum, c, tl.load(filters.min_p + b)))
     tl.store(ends + b, end)
@@ -189,7 +189,7 @@ def last(
 
 
 @triton.jit
-def _end_of_top_k(row, maxima, k, temperature, maximum, c, CHUNK: tl.constexpr, STEP: tl.constexpr):
+def end_of_top_k(row, maxima, k, temperature, maximum, c, CHUNK: tl.constexpr, STEP: tl.constexpr):
     """Return the lowest key that top-k keeps, int64: every token whose divided logit is at least that of the k-th."""
     low = tl.full([], LEAST_KEY, tl.int64)
     high = order_key(maximum).to(tl.int64) + 1
@@ -203,7 +203,7 @@ def _end_of_top_k(row, maxima, k, temperature, maximum, c, CHUNK: tl.constexpr, 
 
 
 @triton.jit
-def _end_of_top_p(row, maxima, floor, top_p, maximum, c, CHUNK: tl.constexpr, STEP: tl.constexpr):
+def end_of_top_p(row, maxima, floor, top_p, maximum, c, CHUNK: tl.constexpr, STEP: tl.constexpr):
     """Return the least rank that top-p keeps of the tokens whose key is at least ``floor``."""
     high = order_key(maximum)
     low = tl.maximum(first_key(high, _MIN_EXPONENT, exponent, maximum, c), floor).to(tl.int64)

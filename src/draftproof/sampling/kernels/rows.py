@@ -125,7 +125,8 @@ def rank(x, ids):
 
 @triton.jit
 def rank_of_key(key, ids):
-    return (key.to(tl.int64) << 32) | (ids ^ LAST_ID).to(tl.int64)
+    # Ids below 0, which stand for no token, must not reach the key's bits.
+    return (key.to(tl.int64) << 32) | ((ids & LAST_ID) ^ LAST_ID).to(tl.int64)
 
 
 @triton.jit
@@ -202,10 +203,10 @@ def open_blocks(is_open):
 
 
 @triton.jit
-def pick(places, start, values, STEP: tl.constexpr):
-    """Return the values, at least 0, of the open blocks in places [start, start + STEP); -1 where there are fewer."""
+def pick(places, start, block, STEP: tl.constexpr):
+    """Return the open blocks in places [start, start + STEP); -1 where there are fewer."""
     hit = places[None, :] == (start + tl.arange(0, STEP))[:, None]
-    return tl.max(tl.where(hit, values[None, :], -1), axis=1)
+    return tl.max(tl.where(hit, block[None, :], -1), axis=1)
 
 
 @triton.jit

@@ -1,0 +1,1 @@
+"""The Triton kernels of chain verification, a file a role."""

@@ -1,0 +1,167 @@
+"""What every kernel is given: rows and scratch, and how a row becomes integer masses, a chunk at a time.
+
+A row is split into chunks of ids, one program each. The first launch leaves the best rank of every chunk, the next one
+its mass; whoever comes later reduces these few numbers. No masses of single ids are stored: they are formed again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from ....numerics.triton_math import fixed_point, from_order_key, mass, mul_shift62, scale, weight
+from ....sampling.kernels.rows import (
+    LEAST_KEY,
+    NAN_KEY,
+    first_maximum,
+    key_of_rank,
+    load_logits,
+    rank,
+    rank_of_key,
+    status_of_key,
+)
+from ....types import Status
+
+_EMPTY = tl.constexpr(int(Status.EMPTY_SUPPORT))
+_BAD = tl.constexpr(int(Status.BAD_PROBABILITY))
+_LOWEST = tl.constexpr(-(1 << 63))
+_SMALLEST_NORMAL = tl.constexpr(2.0**-126)
+_TWO_32 = tl.constexpr(2.0**32)
+
+
+class Rows(NamedTuple):
+    """Rows ``[B, N, V]`` of one side, logits or probabilities, and the filters of logits; None where one is off."""
+
+    entries: Any  # ids lie side by side
+    batch: Any  # strides, in elements
+    position: Any
+    vocab: Any
+    temperature: Any = None  # float32 [B], as the other filters; top_k int64
+    top_k: Any = None
+    top_p: Any = None
+    min_p: Any = None
+    penalty: Any = None
+    seen: Any = None  # int32 [B, N, words], a bit for each id of the history
+    seen_batch: Any = 0
+    seen_position: Any = 0
+    mask: Any = None  # uint8 [B, N, V] or int32 [B, N, words]
+    mask_batch: Any = 0
+    mask_position: Any = 0
+
+
+class Scratch(NamedTuple):
+    """What launches hand on. Rows are numbered so: of each sequence the K + 1 target rows, then the K draft rows."""
+
+    chunks: Any  # of a row
+    blocks: Any  # of 64 ids, of a row
+    draft_ends: Any  # int32 [B, 3]: length, whether by eos, status
+    best: Any  # int64 [B, 2K+1, chunks], best rank, with the block in place of the id
+    maxima: Any  # int32 [B, 2K+1, blocks], keys, for filters and races
+    holders: Any  # float32 [B, K+1, blocks], for races
+    ends: Any  # int64 [B, 2K+1], least rank that the filters keep
+    masses: Any  # int64 [B, 2K+1, chunks]
+    token_mass: Any  # int64 [B, 2K+1], of the draft token
+    residuals: Any  # int64 [B, 1 or K, chunks]
+    verdicts: Any  # int32 [B, K+1], status and whether the draft is accepted
+    chances: Any  # float32 [B, K+1, 4]
+    choices: Any  # int64 [B, K+1], what rules match and greedy emit
+    state: Any  # int32 [B], the position to look at next, -1 once decided
+
+
+@triton.jit
+def open_position(rows, b, i):
+    """Return position i of sequence b as the tuple that ``load_logits`` takes."""
+    b, i = b.to(tl.int64), i.to(tl.int64)
+    seen, mask, rate = rows.seen, rows.mask, 1.0
+    if rows.seen is not None:
+        seen += b * rows.seen_batch + i * rows.seen_position
+        rate = tl.load(rows.penalty + b)
+    if rows.mask is not None:
+        mask += b * rows.mask_batch + i * rows.mask_position
+    return rows.entries + b * rows.batch + i * rows.position, rows.vocab, seen, rate, mask
+
+
+@triton.jit
+def chunk_ids(chunk, CHUNK: tl.constexpr):
+    """Return the ids of a chunk, int32."""
+    return chunk * CHUNK + tl.arange(0, CHUNK)
+
+
+@triton.jit
+def status_of_row(best, LOGITS: tl.constexpr):
+    """Return the status of a row whose best rank is given."""
+    key = key_of_rank(best)
+    status = status_of_key(key)
+    if not LOGITS:
+        status = tl.where(key == NAN_KEY, _BAD, tl.where(key == 0, _EMPTY, 0))
+    return status
+
+
+@triton.jit
+def best_rank(scratch, number, CHUNKS: tl.constexpr):
+    """Return the best rank of a row."""
+    at = tl.arange(0, CHUNKS)
+    return tl.max(tl.load(scratch.best + number * scratch.chunks + at, mask=at < scratch.chunks, other=_LOWEST), axis=0)
+
+
+@triton.jit
+def load_sums(sums, number, chunks, CHUNKS: tl.constexpr):
+    """Return a row's masses by chunk, int64 [CHUNKS], 0 beyond."""
+    at = tl.arange(0, CHUNKS)
+    return tl.load(sums + number * chunks + at, mask=at < chunks, other=0)
+
+
+@triton.jit
+def chunk_masses(rows, scratch, number, b, i, chunk, LOGITS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr):
+    """Return the masses of a chunk of a live row, int64 [CHUNK]."""
+    ids = chunk_ids(chunk, CHUNK)
+    row = open_position(rows, b, i)
+    x = load_logits(row, ids)
+    best = best_rank(scratch, number, CHUNKS)
+    maximum = from_order_key(key_of_rank(best))
+    if LOGITS:
+        heat = tl.load(rows.temperature + b)
+        end = tl.full([], LEAST_KEY, tl.int64) << 32
+        if scratch.ends is not None:
+            end = tl.load(scratch.ends + number)
+        elif heat == 0.0:
+            end = rank_of_key(key_of_rank(best), first_maximum(row, best))
+        masses = mass(weight(x, maximum, scale(tl.where(heat == 0.0, 1.0, heat))))
+        masses = tl.where(rank(x, ids) >= end, masses, 0)
+    else:
+        masses = _probability_masses(tl.where(ids < rows.vocab, x, 0.0), maximum)
+    return masses
+
+
+@triton.jit
+def _probability_masses(p, maximum):
+    """Return ``trunc(p * 2**(40 - e))`` with ``2**(e-1) <= maximum < 2**e``."""
+    small = maximum < _SMALLEST_NORMAL
+    bits = tl.where(small, maximum * _TWO_32, maximum).to(tl.int32, bitcast=True)
+    shift = 40 - ((bits >> 23) - tl.where(small, 158, 126))
+    half = shift >> 1
+    return fixed_point(p * _power_of_two(half) * _power_of_two(shift - half), 0)
+
+
+@triton.jit
+def _power_of_two(exponent):
+    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def draw_chunk(fraction, sums):
+    """Return the chunk in which the inverse CDF of a fraction falls, and the threshold that is left inside it."""
+    threshold = mul_shift62(fraction, tl.sum(sums, axis=0))
+    prefix = tl.cumsum(sums, axis=0)
+    before = prefix <= threshold
+    chunk = tl.sum(before.to(tl.int32), axis=0)
+    return chunk, threshold - tl.max(tl.where(before, prefix, 0), axis=0)
+
+
+@triton.jit
+def draw_id(chunk, rest, masses, CHUNK: tl.constexpr):
+    """Return the first id of the chunk whose prefix of masses exceeds ``rest``, int64."""
+    before = tl.cumsum(masses, axis=0) <= rest
+    return (chunk * CHUNK + tl.sum(before.to(tl.int32), axis=0)).to(tl.int64)
