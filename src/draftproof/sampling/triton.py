@@ -27,8 +27,9 @@ import torch
 
 from ..numerics.triton_math import OPTIONS
 from ..types import Array, Filters, SampleResult
-from .kernels.launch import Shares, per_row, power_of_two, rows_of, shares, side_by_side
-from .kernels.narrow import gather, narrow
+from .kernels.bracket import Round, narrow_bracket
+from .kernels.launch import SMALLEST_TILE, Shares, per_row, power_of_two, rows_of, shares, side_by_side
+from .kernels.narrow import Listed, gather, narrow
 from .kernels.probabilities import draw_probs, scan_probs, weigh_probs
 from .kernels.race import race, redraw
 from .kernels.rows import Rows, Scanned, Stream
@@ -42,6 +43,10 @@ STEP = 16
 """Blocks that are looked into together."""
 LISTED = 1024
 """Tokens that top-k may leave before the row is searched."""
+PIVOTS = 8
+"""Keys whose masses a round of top-p weighs."""
+ROUNDS = 4
+"""Enough to leave a part in 4,096 of the range that has the mass."""
 WIDTH = 2048
 """Ids that are written together."""
 
@@ -185,14 +190,26 @@ def _prepare(rows: Rows, filters: Filters, stream: tuple[Array | None, ...] | No
 
 
 def _narrow(on: Prepared, search: bool) -> Array:
-    """Return the end of each row."""
-    ends, ranks, counts = _empty(on.scanned.best, torch.int64), None, None
-    if on.filters.top_k is not None:
-        ranks, counts = _empty(ends, torch.int64, LISTED), _empty(ends, torch.int32)
-        on.run(gather, on.rows, on.filters, on.scanned, ranks, counts, SIZE=LISTED, **on.steps)
-    given = (on.rows, on.filters, on.scanned, ranks, counts, ends)
-    on.run(narrow, *given, SIZE=LISTED, **on.steps, SEARCH=search)
+    """Return the end of each row; without ``search`` that of rows with top-p and no top-k leaves out top-p."""
+    ends = _empty(on.scanned.best, torch.int64)
+    rounds = _bracket(on) if search and on.filters.top_p is not None else None
+    listed = None
+    sizes = {"PIVOTS": PIVOTS, "SIZE": LISTED, **on.steps}
+    if rounds is not None or on.filters.top_k is not None:
+        listed = Listed(_empty(ends, torch.int64, LISTED), _empty(ends, torch.int32))
+        on.run(gather, on.rows, on.filters, on.scanned, rounds, listed, **sizes)
+    on.run(narrow, on.rows, on.filters, on.scanned, rounds, listed, ends, **sizes)
     return ends
+
+
+def _bracket(on: Prepared) -> Round:
+    """Return the last of the rounds that close in on where top-p ends a row."""
+    sizes = ((4,), (on.shares.programs, PIVOTS))
+    rounds = [Round(*(_empty(on.scanned.best, torch.int64, *size) for size in sizes)) for _ in range(ROUNDS)]
+    for number, after in enumerate(rounds):
+        before = rounds[number - 1] if number else None
+        _over_shares(on, narrow_bracket, before, after, on.shares.share, PIVOTS=PIVOTS, TILE=SMALLEST_TILE)
+    return rounds[-1]
 
 
 def _race(on: Prepared, ends: Array | None, tokens: Array, status: Array, ranks: Array | None) -> None:
@@ -202,17 +219,16 @@ def _race(on: Prepared, ends: Array | None, tokens: Array, status: Array, ranks:
 def _weigh(on: Prepared, ends: Array, check: bool) -> Array:
     """Return the shares of the masses of each row, and of its tokens from the end up."""
     sums = _empty(ends, torch.int64, on.shares.programs, 3)
-    weigh[(on.batch, on.shares.programs)](
-        on.rows,
-        on.filters,
-        on.scanned,
-        ends,
-        sums,
-        on.shares.share,
-        CHECK=int(check),
+    _over_shares(on, weigh, ends, sums, on.shares.share, CHECK=int(check), TILE=on.shares.tile)
+    return sums
+
+
+def _over_shares(on: Prepared, kernel: Any, *arguments: Any, **constants: Any) -> None:
+    """Launch a kernel with the programs that share a row."""
+    kernel[(on.batch, on.shares.programs)](
+        *(on.rows, on.filters, on.scanned, *arguments),
         PROGRAMS=power_of_two(on.shares.programs),
-        TILE=on.shares.tile,
+        **constants,
         num_warps=4,
         **OPTIONS,
     )
-    return sums

@@ -49,7 +49,9 @@ def rows_of(logits: Array, filters: Filters, prev_tokens: Array | None, mask: Ar
 
 
 def side_by_side(rows: Array) -> Array:
-    """Return rows whose elements lie side by side: the rows themselves unless their columns are strided."""
+    """Return rows as kernels read them: elements side by side, no float64. Most rows are so already."""
+    if rows.dtype == torch.float64:
+        rows = rows.float()
     return rows if rows.shape[1] < 2 or rows.stride(1) == 1 else rows.contiguous()
 
 

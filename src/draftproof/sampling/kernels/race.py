@@ -25,7 +25,8 @@ from .rows import (
     rank,
     status_of_key,
 )
-from .weigh import MASS, checks_top_p, sum_of_shares, tally
+from .search import MASS, tally
+from .weigh import checks_top_p, sum_of_shares
 
 _INFINITY = tl.constexpr(float("inf"))
 _NOBODY = tl.constexpr((0x7F800000 << 32) | ((1 << 31) - 1))
@@ -132,15 +133,12 @@ def race_row(row, stream, maxima, holders, maximum, c, end, CHUNK: tl.constexpr,
     for first in range(0, blocks, CHUNK):
         block = first + tl.arange(0, CHUNK)
         top = tl.load(maxima + block, mask=block < blocks, other=LEAST_KEY - 1)
-        least, holder = block_race(seed, block, offset, draft_index)
+        least, _ = block_race(seed, block, offset, draft_index)
         w = weight(from_order_key(top), maximum, c)
         can_win = (top >= key_of_rank(end)) & (w > 0.0) & (race_key(least, heaviest(w)) <= bound)
         places, count = open_blocks(can_win)
         for start in range(0, count, STEP):
-            picked = pick(places, start, block, STEP)
-            picked_least = pick(places, start, least, STEP)
-            picked_holder = pick(places, start, holder, STEP)
-            ids, key = _keys(row, stream, picked, picked_least, picked_holder, maximum, c, end, STEP)
+            ids, key = _keys(row, stream, pick(places, start, block, STEP), maximum, c, end, STEP)
             packed = (key.to(tl.int32, bitcast=True).to(tl.int64) << 32) | ids.to(tl.int64)
             packed = tl.where(key < _INFINITY, packed, _NOBODY)
             best = tl.minimum(best, tl.min(tl.min(packed, axis=1), axis=0))
@@ -149,11 +147,12 @@ def race_row(row, stream, maxima, holders, maximum, c, end, CHUNK: tl.constexpr,
 
 
 @triton.jit
-def _keys(row, stream, block, least, holder, maximum, c, end, STEP: tl.constexpr):
+def _keys(row, stream, block, maximum, c, end, STEP: tl.constexpr):
     """Return the ids of a few blocks and their keys in the race; infinite for blocks below 0 and ranks below end."""
     seed, offset, draft_index = stream
     ids = ids_of_blocks(block)
     x = load_logits(row, ids)
+    least, holder = block_race(seed, block, offset, draft_index)
     quads = block[:, None] * (BLOCK // 4) + tl.arange(0, BLOCK // 4)[None, :]
     w0, w1, w2, w3 = token_words(seed, quads, offset, draft_index)
     words = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [STEP, BLOCK])

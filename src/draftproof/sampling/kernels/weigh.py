@@ -7,23 +7,16 @@ import triton.language as tl
 
 from ...numerics.triton_math import from_order_key, mass, scale, weight
 from .rows import (
-    BLOCK,
-    LEAST_KEY,
     best_of_row,
     blocks_of,
     ids_of_blocks,
     key_of_rank,
     load_logits,
-    open_blocks,
     open_row,
-    pick,
     quotient,
     rank,
 )
 
-MAXIMA = tl.constexpr(0)
-TOKENS = tl.constexpr(1)
-MASS = tl.constexpr(2)
 _INFINITY = tl.constexpr(float("inf"))
 
 
@@ -41,8 +34,9 @@ def weigh(
 ):
     """Leave the shares of three sums, int64 [B, programs, 3]. Grid (B, programs).
 
-    The mass of the row; that of the tokens whose rank is at least ``ends`` [B], or above it for CHECK, which passes
-    over rows that need no check of top-p; and how many of these have a divided logit above -inf.
+    The mass of the row; that of the tokens whose rank is at least ``ends`` [B]; and how many of these have a divided
+    logit above -inf. For CHECK, which passes over rows that need no check of top-p: of the tokens ranked above, and
+    they are not counted.
     """
     b = tl.program_id(0)
     needed = tl.full([], 1, tl.int1)
@@ -69,7 +63,8 @@ def weigh(
             reaches = rank(x, ids) >= end
             total += tl.sum(masses, axis=1)
             part += tl.sum(tl.where(reaches, masses, 0), axis=1)
-            count += tl.sum((reaches & (quotient(x, heat, 0.0) > -_INFINITY)).to(tl.int32), axis=1)
+            if CHECK == 0:
+                count += tl.sum((reaches & (quotient(x, heat, 0.0) > -_INFINITY)).to(tl.int32), axis=1)
         sums += (b.to(tl.int64) * scanned.programs + tl.program_id(1)) * 3
         tl.store(sums, tl.sum(total, axis=0))
         tl.store(sums + 1, tl.sum(part, axis=0))
@@ -94,29 +89,3 @@ def sum_of_shares(sums, b, programs, PROGRAMS: tl.constexpr):
     total = tl.sum(tl.load(at, mask=inside, other=0), axis=0)
     part = tl.sum(tl.load(at + 1, mask=inside, other=0), axis=0)
     return total, part, tl.sum(tl.load(at + 2, mask=inside, other=0), axis=0)
-
-
-@triton.jit
-def tally(row, maxima, end, maximum, c, OF: tl.constexpr, CHUNK: tl.constexpr, STEP: tl.constexpr):
-    """Return how many block maxima or tokens have the rank ``end`` or a higher one, or the mass of those tokens.
-
-    One program; reads only the blocks whose maximum reaches the rank.
-    """
-    blocks = tl.cdiv(row[1], BLOCK)
-    total = tl.full([], 0, tl.int64)
-    for first in range(0, blocks, CHUNK):
-        block = first + tl.arange(0, CHUNK)
-        is_open = tl.load(maxima + block, mask=block < blocks, other=LEAST_KEY - 1) >= key_of_rank(end)
-        if OF == MAXIMA:
-            total += tl.sum(is_open.to(tl.int32), axis=0)
-        else:
-            places, count = open_blocks(is_open)
-            for start in range(0, count, STEP):
-                ids = ids_of_blocks(pick(places, start, block, STEP))
-                x = load_logits(row, ids)
-                reaches = rank(x, ids) >= end
-                if OF == TOKENS:
-                    total += tl.sum(tl.sum(reaches.to(tl.int32), axis=1), axis=0)
-                else:
-                    total += tl.sum(tl.sum(tl.where(reaches, mass(weight(x, maximum, c)), 0), axis=1), axis=0)
-    return total

@@ -7,7 +7,6 @@ import triton.language as tl
 
 from ....numerics.triton_math import from_order_key, order_key, scale
 from ....rng.triton_philox import block_race
-from ....sampling.kernels.narrow import end_of_top_k, end_of_top_p
 from ....sampling.kernels.rows import (
     BLOCK,
     LEAST_KEY,
@@ -19,6 +18,7 @@ from ....sampling.kernels.rows import (
     load_logits,
     rank_of_key,
 )
+from ....sampling.kernels.search import end_of_top_k, end_of_top_p
 from .chains import draft_end
 from .rows import best_rank, chunk_ids, chunk_masses, open_position, status_of_row
 
