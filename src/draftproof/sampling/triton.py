@@ -90,7 +90,7 @@ def sample(
     status = _empty(logits, torch.int32)
     if len(tokens):
         on = _prepare(rows_of(logits, filters, prev_tokens, mask), filters, (seed, offset, draft_index))
-        ends = None if filters.top_k is None else _narrow(on, search=False)
+        ends = None if filters.top_k is None else ends_of(on, search=False)
         ranks = None if filters.top_p is None else _empty(logits, torch.int64)
         _race(on, ends, tokens, status, ranks)
         if ranks is not None:
@@ -113,7 +113,7 @@ def sample_with_logprobs(
     result = SampleResult(*(_empty(logits, d) for d in (torch.int64, *[torch.float32] * 2, torch.int64, torch.int32)))
     if len(result.tokens):
         on = _prepare(rows_of(logits, filters, prev_tokens, mask), filters, (seed, offset, draft_index))
-        ends = _narrow(on, search=True)
+        ends = ends_of(on, search=True)
         _race(on, ends, result.tokens, result.status, None)
         raw = on._replace(filters=Filters(torch.ones_like(on.filters.temperature)))
         if on.rows.seen is not None or on.rows.mask is not None:
@@ -150,7 +150,7 @@ def filter_logits(
     status = _empty(logits, torch.int32)
     if len(status):
         on = _prepare(rows_of(logits, filters, prev_tokens, mask), filters, None)
-        ends = _narrow(on, search=True)
+        ends = ends_of(on, search=True)
         write[(on.batch, -(-on.rows.vocab // WIDTH))](
             on.rows,
             on.filters,
@@ -189,7 +189,7 @@ def _prepare(rows: Rows, filters: Filters, stream: tuple[Array | None, ...] | No
     return on
 
 
-def _narrow(on: Prepared, search: bool) -> Array:
+def ends_of(on: Prepared, search: bool) -> Array:
     """Return the end of each row; without ``search`` that of rows with top-p and no top-k leaves out top-p."""
     ends = _empty(on.scanned.best, torch.int64)
     rounds = _bracket(on) if search and on.filters.top_p is not None else None
