@@ -10,8 +10,8 @@ import triton.language as tl
 from ....types import DEAD, Status
 from .chains import emit_fraction, is_eos, load_drafts
 from .judge import ACCEPTED
-from .residual import block_stop, first_stop, residual_masses
-from .rows import chunk_ids, chunk_masses, draw_chunk, draw_id, load_sums
+from .residual import block_stop, first_stop, load_residuals, residual_masses
+from .rows import chunk_ids, chunk_masses, draw_chunk, draw_id, load_masses, number_of
 
 _DEAD = tl.constexpr(DEAD)
 _FALLBACK = tl.constexpr(int(Status.RESIDUAL_FALLBACK))
@@ -48,7 +48,7 @@ def conclude(
     end_status = tl.load(scratch.draft_ends + b * 3 + 2)
     scale = tl.full([], 1.0, tl.float32)
     if RULE == "block":
-        tau, scale, status = block_stop(draft, chains, scratch, b, length, CHUNKS)
+        tau, scale, status = block_stop(target, draft, chains, scratch, b, length, CHUNKS)
         if (tau == length) & ((status & _DEAD) == 0):
             status = status | tl.load(scratch.verdicts + b * (chains.drafted + 1) + tau)
     else:
@@ -81,21 +81,19 @@ def _draw(
     CHUNKS: tl.constexpr,
 ):
     """Draw the correction or the bonus; return it and the flag of a residual without mass."""
-    number = b.to(tl.int64) * (2 * chains.drafted + 1) + tau
     corrects = tau < length
-    of_target = load_sums(scratch.masses, number, scratch.chunks, CHUNKS)
+    of_target = load_masses(target, b, tau, CHUNKS)
     token = tl.load(chains.tokens + b * chains.drafted + tau, mask=corrects, other=-1)
     sums = of_target
     if corrects:
         if draft is None:
             own = tl.arange(0, CHUNKS) == (token // CHUNK).to(tl.int32)
-            sums = of_target - tl.where(own, tl.load(scratch.token_mass + number), 0)
+            sums = of_target - tl.where(own, tl.load(target.token_mass + number_of(target, b, tau)), 0)
         else:
-            row = b.to(tl.int64) * chains.drafted + tau if RULE == "block" else b.to(tl.int64)
-            sums = load_sums(scratch.residuals, row, scratch.chunks, CHUNKS)
+            sums = load_residuals(target, chains, scratch, b, tau, RULE == "block", CHUNKS)
     empty = tl.sum(sums, axis=0) == 0
     chunk, rest = draw_chunk(emit_fraction(chains, b, tau, False), tl.where(empty, of_target, sums))
-    masses = chunk_masses(target, scratch, number, b, tau, chunk, LOGITS, CHUNK, CHUNKS)
+    masses = chunk_masses(target, b, tau, chunk, LOGITS, CHUNK, CHUNKS)
     if corrects & (empty == 0):
         if draft is None:
             masses = tl.where(chunk_ids(chunk, CHUNK) == token, 0, masses)

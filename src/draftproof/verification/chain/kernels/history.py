@@ -8,21 +8,21 @@ import triton.language as tl
 from .chains import load_drafts
 
 
-@triton.jit(do_not_specialize=["stride", "length", "words"])
-def mark_history(seen, words, history, stride, length, chains, POSITIONS: tl.constexpr, WIDTH: tl.constexpr):
-    """Set the bit of each id in the zeroed ``seen`` int32 [B, K+1, words]. Grid (B, K+1)."""
+@triton.jit(do_not_specialize=["words", "vocab", "length"])
+def mark_history(seen, words, vocab, history, length, chains, POSITIONS: tl.constexpr, WIDTH: tl.constexpr):
+    """Set the bit of each id in the zeroed ``seen`` int32 [B, N, words]. Grid (B, N)."""
     b, i = tl.program_id(0), tl.program_id(1)
     bits = seen + (b.to(tl.int64) * tl.num_programs(1) + i) * words
     if history is not None:
         for first in range(0, length, WIDTH):
             at = first + tl.arange(0, WIDTH)
-            _mark(bits, words, tl.load(history + b.to(tl.int64) * stride + at, mask=at < length, other=-1))
+            _mark(bits, vocab, tl.load(history + b.to(tl.int64) * length + at, mask=at < length, other=-1))
     drafts = load_drafts(chains, b, POSITIONS)
-    _mark(bits, words, tl.where(tl.arange(0, POSITIONS) < i, drafts, -1))
+    _mark(bits, vocab, tl.where(tl.arange(0, POSITIONS) < i, drafts, -1))
 
 
 @triton.jit
-def _mark(bits, words, ids):
-    inside = (ids >= 0) & (ids < words * 32)
+def _mark(bits, vocab, ids):
+    inside = (ids >= 0) & (ids < vocab)
     bit = tl.where(inside, 1, 0) << (ids & 31).to(tl.int32)
     tl.atomic_or(bits + (ids >> 5), bit, mask=inside, sem="relaxed")

@@ -9,18 +9,19 @@ from ....numerics.triton_math import div, probability, rho
 from ....types import DEAD
 from .chains import accept_uniform
 from .judge import ACCEPTED
-from .rows import chunk_masses, load_sums
+from .rows import chunk_masses
 
 _DEAD = tl.constexpr(DEAD)
 _RESIDUAL_UNIT = tl.constexpr(2.0**-61)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks"])
 def residual_sums(
     target,
     draft,
     chains,
     scratch,
+    chunks,
     RULE: tl.constexpr,
     LOGITS: tl.constexpr,
     POSITIONS: tl.constexpr,
@@ -28,7 +29,7 @@ def residual_sums(
     CHUNKS: tl.constexpr,
 ):
     """Leave the residual mass of each chunk: of the rejected position for rule token, of every one for rule block."""
-    chunk, b = tl.program_id(0) % scratch.chunks, tl.program_id(0) // scratch.chunks
+    chunk, b = tl.program_id(0) % chunks, tl.program_id(0) // chunks
     length = tl.load(scratch.draft_ends + b * 3)
     if RULE == "token":
         i, verdict = first_stop(scratch, chains, b, length, POSITIONS)
@@ -40,7 +41,7 @@ def residual_sums(
     if wanted:
         masses = residual_masses(target, draft, chains, scratch, b, i, chunk, scale, LOGITS, CHUNK, CHUNKS)
         number = b.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
-        tl.store(scratch.residuals + number * scratch.chunks + chunk, tl.sum(masses, axis=0))
+        tl.store(scratch.residuals + number * chunks + chunk, tl.sum(masses, axis=0))
 
 
 @triton.jit
@@ -48,12 +49,20 @@ def residual_masses(
     target, draft, chains, scratch, b, i, chunk, scale, LOGITS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr
 ):
     """Return the residual masses of a chunk at position i, int64 [CHUNK]."""
-    number = b.to(tl.int64) * (2 * chains.drafted + 1) + i
     chances = scratch.chances + (b * (chains.drafted + 1) + i) * 4
-    p = probability(chunk_masses(target, scratch, number, b, i, chunk, LOGITS, CHUNK, CHUNKS), tl.load(chances + 2))
-    number += chains.drafted + 1
-    q = probability(chunk_masses(draft, scratch, number, b, i, chunk, LOGITS, CHUNK, CHUNKS), tl.load(chances + 3))
+    p = probability(chunk_masses(target, b, i, chunk, LOGITS, CHUNK, CHUNKS), tl.load(chances + 2))
+    q = probability(chunk_masses(draft, b, i, chunk, LOGITS, CHUNK, CHUNKS), tl.load(chances + 3))
     return rho(scale, p, q)
+
+
+@triton.jit
+def load_residuals(target, chains, scratch, b, i, EACH: tl.constexpr, CHUNKS: tl.constexpr):
+    """Return the residual masses of position i by chunk, int64 [CHUNKS]; without EACH only one position has any."""
+    number = b.to(tl.int64)
+    if EACH:
+        number = number * chains.drafted + i
+    at = tl.arange(0, CHUNKS)
+    return tl.load(scratch.residuals + number * target.chunks + at, mask=at < target.chunks, other=0)
 
 
 @triton.jit
@@ -92,7 +101,7 @@ def _scale_at(scratch, chains, b, i, length):
 
 
 @triton.jit
-def block_stop(draft, chains, scratch, b, length, CHUNKS: tl.constexpr):
+def block_stop(target, draft, chains, scratch, b, length, CHUNKS: tl.constexpr):
     """Return ``(tau, P, status)`` of rule block: the longest prefix that passes its test, and P at its end."""
     at = b * (chains.drafted + 1)
     scale = tl.full([], 1.0, tl.float32)
@@ -108,7 +117,7 @@ def block_stop(draft, chains, scratch, b, length, CHUNKS: tl.constexpr):
         if alive:
             chances = scratch.chances + (at + i) * 4
             if i > 0:
-                chance = _stop_chance(draft, chains, scratch, b, i, scale, CHUNKS)
+                chance = _stop_chance(target, draft, chains, scratch, b, i, scale, CHUNKS)
                 if accept_uniform(chains, b, i - 1) < chance:
                     tau = i
                     scale_of_tau = scale
@@ -121,21 +130,21 @@ def block_stop(draft, chains, scratch, b, length, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def _stop_chance(draft, chains, scratch, b, i, scale, CHUNKS: tl.constexpr):
+def _stop_chance(target, draft, chains, scratch, b, i, scale, CHUNKS: tl.constexpr):
     """Return ``h_i = S / (S + 1 - P)``, 1 for 0/0."""
     if draft is None:
         rest = scale * tl.load(scratch.chances + (b * (chains.drafted + 1) + i) * 4 + 3)
     else:
-        row = b.to(tl.int64) * chains.drafted + i
-        rest = tl.sum(load_sums(scratch.residuals, row, scratch.chunks, CHUNKS), axis=0).to(tl.float32) * _RESIDUAL_UNIT
+        sums = load_residuals(target, chains, scratch, b, i, True, CHUNKS)
+        rest = tl.sum(sums, axis=0).to(tl.float32) * _RESIDUAL_UNIT
     whole = rest + (1.0 - scale)
     return tl.where(whole > 0.0, div(rest, tl.where(whole > 0.0, whole, 1.0)), 1.0)
 
 
 @triton.jit
-def settle(draft, chains, scratch, CHUNKS: tl.constexpr):
+def settle(target, draft, chains, scratch, CHUNKS: tl.constexpr):
     """Leave the position after a wholly accepted draft of rule block, -1 where another row gives the token."""
     b = tl.program_id(0)
     length = tl.load(scratch.draft_ends + b * 3)
-    tau, _, status = block_stop(draft, chains, scratch, b, length, CHUNKS)
+    tau, _, status = block_stop(target, draft, chains, scratch, b, length, CHUNKS)
     tl.store(scratch.state + b, tl.where((tau == length) & ((status & _DEAD) == 0), length, -1))

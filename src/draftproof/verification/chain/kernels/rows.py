@@ -32,42 +32,47 @@ _TWO_32 = tl.constexpr(2.0**32)
 
 
 class Rows(NamedTuple):
-    """Rows ``[B, N, V]`` of one side, logits or probabilities, and the filters of logits; None where one is off."""
+    """Rows ``[B, N, V]`` of one side, logits or probabilities, their filters, and what launches leave of them.
+
+    Filters are those of logits; None where one is off.
+    """
 
     entries: Any  # ids lie side by side
     batch: Any  # strides, in elements
     position: Any
+    count: Any  # N
     vocab: Any
-    temperature: Any = None  # float32 [B], as the other filters; top_k int64
-    top_k: Any = None
-    top_p: Any = None
-    min_p: Any = None
-    penalty: Any = None
-    seen: Any = None  # int32 [B, N, words], a bit for each id of the history
-    seen_batch: Any = 0
-    seen_position: Any = 0
-    mask: Any = None  # uint8 [B, N, V] or int32 [B, N, words]
-    mask_batch: Any = 0
-    mask_position: Any = 0
+    chunks: Any  # of a row
+    temperature: Any  # float32 [B]
+    penalty: Any  # float32 [B]
+    seen: Any  # int32 [B, N, words], a bit for each id of the history
+    words: Any
+    mask: Any  # uint8 [B, N, V] or int32 [B, N, words]
+    mask_batch: Any
+    mask_position: Any
+    best: Any  # int64 [B, N, chunks], the best rank, with the block in place of the id
+    maxima: Any  # int32 [B, N, blocks], keys, for filters and races
+    ends: Any  # int64 [B, N], the least rank that the filters keep
+    masses: Any  # int64 [B, N, chunks]
+    token_mass: Any  # int64 [B, N], of the draft token
 
 
 class Scratch(NamedTuple):
-    """What launches hand on. Rows are numbered so: of each sequence the K + 1 target rows, then the K draft rows."""
+    """What launches leave of the sequences."""
 
-    chunks: Any  # of a row
-    blocks: Any  # of 64 ids, of a row
     draft_ends: Any  # int32 [B, 3]: length, whether by eos, status
-    best: Any  # int64 [B, 2K+1, chunks], best rank, with the block in place of the id
-    maxima: Any  # int32 [B, 2K+1, blocks], keys, for filters and races
-    holders: Any  # float32 [B, K+1, blocks], for races
-    ends: Any  # int64 [B, 2K+1], least rank that the filters keep
-    masses: Any  # int64 [B, 2K+1, chunks]
-    token_mass: Any  # int64 [B, 2K+1], of the draft token
-    residuals: Any  # int64 [B, 1 or K, chunks]
+    holders: Any  # float32 [B, K+1, blocks], for races: the logits of the ids that hold a block's least exponential
+    residuals: Any  # int64 [B, 1 or K, chunks of the target]
     verdicts: Any  # int32 [B, K+1], status and whether the draft is accepted
     chances: Any  # float32 [B, K+1, 4]
     choices: Any  # int64 [B, K+1], what rules match and greedy emit
     state: Any  # int32 [B], the position to look at next, -1 once decided
+
+
+@triton.jit
+def number_of(rows, b, i):
+    """Return the number of a row on its side, int64."""
+    return b.to(tl.int64) * rows.count + i
 
 
 @triton.jit
@@ -76,7 +81,7 @@ def open_position(rows, b, i):
     b, i = b.to(tl.int64), i.to(tl.int64)
     seen, mask, rate = rows.seen, rows.mask, 1.0
     if rows.seen is not None:
-        seen += b * rows.seen_batch + i * rows.seen_position
+        seen += (b * rows.count + i) * rows.words
         rate = tl.load(rows.penalty + b)
     if rows.mask is not None:
         mask += b * rows.mask_batch + i * rows.mask_position
@@ -100,32 +105,37 @@ def status_of_row(best, LOGITS: tl.constexpr):
 
 
 @triton.jit
-def best_rank(scratch, number, CHUNKS: tl.constexpr):
+def best_rank(rows, b, i, CHUNKS: tl.constexpr):
     """Return the best rank of a row."""
-    at = tl.arange(0, CHUNKS)
-    return tl.max(tl.load(scratch.best + number * scratch.chunks + at, mask=at < scratch.chunks, other=_LOWEST), axis=0)
+    return tl.max(load_chunks(rows.best, rows, b, i, _LOWEST, CHUNKS), axis=0)
 
 
 @triton.jit
-def load_sums(sums, number, chunks, CHUNKS: tl.constexpr):
-    """Return a row's masses by chunk, int64 [CHUNKS], 0 beyond."""
+def load_chunks(values, rows, b, i, other, CHUNKS: tl.constexpr):
+    """Return a row's values by chunk, int64 [CHUNKS]."""
     at = tl.arange(0, CHUNKS)
-    return tl.load(sums + number * chunks + at, mask=at < chunks, other=0)
+    return tl.load(values + number_of(rows, b, i) * rows.chunks + at, mask=at < rows.chunks, other=other)
 
 
 @triton.jit
-def chunk_masses(rows, scratch, number, b, i, chunk, LOGITS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr):
+def load_masses(rows, b, i, CHUNKS: tl.constexpr):
+    """Return a row's masses by chunk, int64 [CHUNKS]."""
+    return load_chunks(rows.masses, rows, b, i, 0, CHUNKS)
+
+
+@triton.jit
+def chunk_masses(rows, b, i, chunk, LOGITS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr):
     """Return the masses of a chunk of a live row, int64 [CHUNK]."""
     ids = chunk_ids(chunk, CHUNK)
     row = open_position(rows, b, i)
     x = load_logits(row, ids)
-    best = best_rank(scratch, number, CHUNKS)
+    best = best_rank(rows, b, i, CHUNKS)
     maximum = from_order_key(key_of_rank(best))
     if LOGITS:
         heat = tl.load(rows.temperature + b)
         end = tl.full([], LEAST_KEY, tl.int64) << 32
-        if scratch.ends is not None:
-            end = tl.load(scratch.ends + number)
+        if rows.ends is not None:
+            end = tl.load(rows.ends + number_of(rows, b, i))
         elif heat == 0.0:
             end = rank_of_key(key_of_rank(best), first_maximum(row, best))
         masses = mass(weight(x, maximum, scale(tl.where(heat == 0.0, 1.0, heat))))
