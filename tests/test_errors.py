@@ -538,6 +538,25 @@ def test_a_large_unsigned_offset_is_out_of_range(put: Put) -> None:
         sample(put, offset=given)
 
 
+@pytest.mark.parametrize("dtype", _checks.FLOATS + _checks.INTEGERS)
+@BOTH
+def test_top_k_of_any_dtype(put: Put, dtype: str) -> None:
+    """Whole numbers are one top-k, whatever holds them: 0 is off, one beyond the vocabulary too."""
+    if put is KINDS["numpy"] and dtype == "bfloat16":
+        return
+    column = (
+        torch.tensor([2, 0, 1, 100]).to(getattr(torch, dtype))
+        if put is KINDS["torch"]
+        else np.array([2, 0, 1, 100], dtype)
+    )
+    logits = np.concatenate([LOGITS, LOGITS])
+    for backend in CPU:
+        filtered = dp.filter_logits(put(logits), top_k=column, backend=backend)
+        assert [(row > -np.inf).sum() for row in np.asarray(filtered)] == [2, 5, 1, 5]
+        expected = dp.sample(put(logits), top_k=[2, 0, 1, 100], seed=1, backend=backend)
+        assert dp.sample(put(logits), top_k=column, seed=1, backend=backend).tolist() == expected.tolist()
+
+
 def test_memory_mapped_logits(tmp_path: Path) -> None:
     stored = np.memmap(tmp_path / "logits", np.float32, "w+", shape=LOGITS.shape)
     stored[:] = LOGITS

@@ -347,6 +347,8 @@ def _as_int64(xp: Any, a: Array) -> Array:
 
 def _finish_top_k(xp: Any, k: Array) -> Array:
     """Off values become the largest k; the vocabulary bounds it later."""
+    # float16 cannot hold the largest k; float32 holds every integer up to it.
+    k = xp.float32(k)
     return xp.int64(xp.where(k <= 0, MAX_VOCAB, xp.minimum(k, MAX_VOCAB)))
 
 
