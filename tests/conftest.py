@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import hypothesis
@@ -71,3 +72,14 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     if torch := sys.modules.get("torch"):
         for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
             monkeypatch.setattr(owner, name, _spoiled(getattr(owner, name), _spoil_torch))
+
+
+@pytest.fixture(autouse=True)
+def interpreter(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Make triton's interpreter quick in the tests that are named for it."""
+    if "triton" in request.node.nodeid and os.environ["TRITON_INTERPRET"] == "1":
+        triton_interpreter = importlib.import_module("triton_interpreter")
+        with triton_interpreter.quick(check_overflow="slow" in request.keywords):
+            yield
+    else:
+        yield

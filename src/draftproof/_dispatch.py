@@ -75,9 +75,6 @@ MISSING = {"cpu": missing} if missing else {}
 if importlib.util.find_spec("triton") is None:
     MISSING["triton"] = "triton is not importable: install draftproof[triton], on Linux"
 
-# Operations that have kernels; the others run eager.
-KERNELS: frozenset[str] = frozenset()
-
 REFERENCE = "reference"
 _TRITON_DEVICES = "runs on CUDA, ROCm and XPU devices, and for tests on CPU tensors under TRITON_INTERPRET=1"
 
@@ -92,8 +89,6 @@ def resolve(operation: str, device: str, backend: str) -> Any:
     known = (*BACKENDS.get(device, ("eager",)), REFERENCE)
     if backend == "triton" and device == "cpu" and interpreted():
         known = (*known, backend)
-    if operation not in KERNELS:
-        known = tuple(name for name in known if name != "triton")
     available = tuple(name for name in known if name not in MISSING)
     if backend == "auto":
         backend = available[0]
@@ -124,8 +119,7 @@ def backends() -> dict[str, dict[str, str]]:
     row = {name: MISSING.get(name, "available") for name in names}
     if "triton" not in MISSING and not interpreted() and not _has_gpu():
         row["triton"] = f"it {_TRITON_DEVICES}; torch sees no such device"
-    eager = {**row, "triton": "it has no kernels"}
-    return {operation: dict(row if operation in KERNELS else eager) for operation in OPERATIONS}
+    return {operation: dict(row) for operation in OPERATIONS}
 
 
 def _has_gpu() -> bool:
