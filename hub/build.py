@@ -77,7 +77,9 @@ def package_text(entry: str) -> str:
         return text
     tree = ast.parse(text)
     (public,) = (
-        ast.literal_eval(n.value) for n in tree.body if isinstance(n, ast.Assign) and n.targets[0].id == "__all__"
+        ast.literal_eval(n.value)
+        for n in tree.body
+        if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"
     )
     module = entry.removesuffix(".py").replace("/", ".")
     lines = [f"from .{module} import {', '.join(public)}"]

@@ -291,6 +291,41 @@ def test_calls_give_the_results_of_the_library(packages: Path, name: str, varian
     assert plain(CALLS[name][call](loaded)) == plain(CALLS[name][call](LIBRARY[name]))
 
 
+# The interpreter takes seconds for others.
+QUICK = {"sample, defaults", "sample, greedy", "sample, [B]", "filter_logits", "verify", "verify, block"}
+QUICK |= {"verify, uniforms", "verify_probs", "verify_greedy"}
+INTERPRETED = [
+    pytest.param(name, variant, call, marks=() if call in QUICK else pytest.mark.slow)
+    for name, variant in (
+        ("draftproof", "torch-cuda"),
+        ("spec-decode-ops", "torch-rocm"),
+        ("spec-verify-xpu", "torch-xpu"),
+    )
+    for call in CALLS[name]
+    if "NumPy" not in call and call not in ("drafters", "reference")
+]
+
+
+@pytest.mark.parametrize(("name", "variant", "call"), INTERPRETED)
+def test_triton_in_variants_for_devices(
+    packages: Path, monkeypatch: pytest.MonkeyPatch, name: str, variant: str, call: str
+) -> None:
+    """Interpreted on the CPU: the one thing changed is that tensors of the CPU go where those of a device go."""
+    loaded = kernels.get_local_kernel(packages / name / "build" / variant)
+    dispatch = importlib.import_module("._dispatch", loaded.__name__)
+    monkeypatch.setitem(dispatch.BACKENDS, "cpu", dispatch.BACKENDS["cuda"])
+    ran = []
+
+    def resolve(*given: Any) -> Any:
+        ran.append(original(*given))
+        return ran[-1]
+
+    original = dispatch.resolve
+    monkeypatch.setattr(dispatch, "resolve", resolve)
+    assert plain(CALLS[name][call](loaded)) == plain(CALLS[name][call](LIBRARY[name]))
+    assert {implementation.__module__.rpartition(".")[2] for implementation in ran} == {"triton"}
+
+
 @pytest.mark.parametrize("name", sorted(VARIANTS))
 def test_public_names_are_those_of_the_library(packages: Path, name: str) -> None:
     loaded = kernels.get_local_kernel(packages / name)
