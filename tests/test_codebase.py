@@ -14,7 +14,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
-OPTIONAL = ("torch", "triton", "transformers", "typer")
+OPTIONAL = ("numpy", "torch", "triton", "transformers", "typer")
 SOURCES = (".py", ".cpp", ".h")
 # Written so that this file does not match.
 LOCAL = re.compile(r"/(?:work|root|home)/|py[p]i\.org|python[h]osted\.org|registry\.[n]pmjs|download\.[p]ytorch")
