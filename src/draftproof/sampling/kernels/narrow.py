@@ -23,10 +23,10 @@ from .rows import (
     ids_of_blocks,
     key_of_rank,
     load_logits,
+    midpoint,
     open_blocks,
     open_row,
     pick,
-    quotient,
     rank,
     rank_of_key,
     status_of_key,
@@ -137,8 +137,8 @@ def narrow(
             if rounds is not None and checks_top_p(rows, filters, b):
                 low, high, above, limit = next_bracket(rounds, filters, scanned, b, PROGRAMS, PIVOTS)
                 if tl.load(listed.counts + b) <= SIZE:
-                    ranks, _, valid = _ranked(listed, b, SIZE)
-                    end = _end_of_prefix(ranks, valid, above, limit, maximum, c)
+                    ranks = _list_of_row(listed, b, SIZE)
+                    end = _last_to_reach(ranks, _masses(ranks, maximum, c), limit - above)
                 else:
                     end = end_of_mass(row, maxima, low, high, limit, maximum, c, CHUNK, STEP)
             if filters.min_p is not None:
@@ -166,14 +166,13 @@ def _end_of_list(
     if filters.top_p is not None:
         p = tl.load(filters.top_p + b)
     if tl.load(listed.counts + b) <= SIZE:
-        ranks, place, kept = _ranked(listed, b, SIZE)
-        divided = quotient(from_order_key(key_of_rank(ranks)), temperature, 0.0)
-        # The k-th, or the last of fewer: its ties stay.
-        kept = kept & (divided >= tl.min(tl.where(kept & (place < k), divided, float("inf")), axis=0))
-        end = tl.min(tl.where(kept, ranks, _HIGHEST), axis=0)
+        ranks = _list_of_row(listed, b, SIZE)
+        valid = (ranks > _LOWEST).to(tl.int64)
+        kth = _last_to_reach(ranks, valid, tl.minimum(k, tl.sum(valid, axis=0)))
+        end = first_with_quotient(kth >> 32, temperature) << 32
         if p < 1.0:
-            masses = tl.where(kept, mass(weight(from_order_key(key_of_rank(ranks)), maximum, c)), 0)
-            end = _end_of_prefix(ranks, kept, tl.full([], 0, tl.int64), theta(p, tl.sum(masses, axis=0)), maximum, c)
+            masses = tl.where(ranks >= end, _masses(ranks, maximum, c), 0)
+            end = _last_to_reach(ranks, masses, theta(p, tl.sum(masses, axis=0)))
     else:
         least = end_of_top_k(row, maxima, k, temperature, maximum, c, CHUNK, STEP)
         end = least << 32
@@ -183,17 +182,26 @@ def _end_of_list(
 
 
 @triton.jit
-def _ranked(listed, b, SIZE: tl.constexpr):
-    """Return ``(ranks, place, valid)`` of a list, highest first."""
+def _list_of_row(listed, b, SIZE: tl.constexpr):
+    """Return the ranks of a list, with the lowest of all for what is not used."""
     place = tl.arange(0, SIZE)
-    valid = place < tl.load(listed.counts + b)
-    ranks = tl.load(listed.ranks + b.to(tl.int64) * SIZE + place, mask=valid, other=_LOWEST)
-    return tl.sort(ranks, descending=True), place, valid
+    return tl.load(listed.ranks + b.to(tl.int64) * SIZE + place, mask=place < tl.load(listed.counts + b), other=_LOWEST)
 
 
 @triton.jit
-def _end_of_prefix(ranks, valid, above, limit, maximum, c):
-    """Return the least of the ranks, highest first, above which the mass is below the limit."""
-    masses = tl.where(valid, mass(weight(from_order_key(key_of_rank(ranks)), maximum, c)), 0)
-    kept = valid & (above + tl.cumsum(masses, axis=0) - masses < limit)
-    return tl.min(tl.where(kept, ranks, _HIGHEST), axis=0)
+def _masses(ranks, maximum, c):
+    """Return the masses of the tokens of a list, int64; 0 for what is not used."""
+    return tl.where(ranks > _LOWEST, mass(weight(from_order_key(key_of_rank(ranks)), maximum, c)), 0)
+
+
+@triton.jit
+def _last_to_reach(ranks, amounts, target):
+    """Return the rank which, with those above it, is the first to have the amounts, at least 0, that are asked for."""
+    low = tl.min(tl.where(amounts > 0, ranks, _HIGHEST), axis=0)
+    high = tl.max(tl.where(amounts > 0, ranks, _LOWEST), axis=0) + 1
+    while low + 1 < high:
+        middle = midpoint(low, high)
+        reaches = tl.sum(tl.where(ranks >= middle, amounts, 0), axis=0) >= target
+        low = tl.where(reaches, middle, low)
+        high = tl.where(reaches, high, middle)
+    return low
