@@ -197,13 +197,13 @@ class _Round:
     def _look(self, positions: int, extra: int = 1, gated: bool = False) -> None:
         """Examine the first positions of each draft, or where ``gated`` the one each sequence has come to."""
         grid = (self.batch * self.chunks, len(self.sides) * positions)
-        given = (*self._given(), positions, extra, self.chunks)
-        self._launch(row_scan, grid, *given, GATED=gated)
+        sizes = (positions, extra, self.chunks)
+        self._launch(row_scan, grid, *self._given(), *sizes, GATED=gated)
         if self.filtered:
             self.target = _with_ends(self.target, self.filters[0])
             self.draft = None if self.draft is None else _with_ends(self.draft, self.filters[1])
         if self.weighs:
-            self._launch(row_masses, grid, *given, GATED=gated)
+            self._launch(row_masses, grid, *self._given(), *sizes, GATED=gated)
         warps = 8 if self.races else 4
         self._launch(judge, (self.batch, positions), *self._given(), extra, GATED=gated, num_warps=warps)
 
@@ -283,7 +283,7 @@ def _with_ends(rows: Rows, filters: Any) -> Rows:
         return None if values is None else values.reshape(-1, values.shape[2])
 
     def spread(column: Array) -> Array:
-        return None if column is None else column[:, None].expand(-1, rows.count).reshape(-1)
+        return None if column is None else column.repeat_interleave(rows.count)
 
     entries, mask = flat(rows.entries), flat(rows.mask)
     given = FlatRows(
