@@ -68,6 +68,7 @@ WEIGHTS = np.where(random.random(N) < 0.1, np.float32(0), exp2.exp2(xp, BELOW_ZE
 MASSES = masses.masses(xp, WEIGHTS)
 TOTALS = random.integers(1 << 40, 1 << 62, N)
 UNIT = floats(1e-45, 1.0)
+LARGEST = floats(1e-45, 3.4e38)[::-1]
 FRACTIONS = draws.fixed_point(WORDS, WORDS[::-1])
 NORMAL = random.normal(size=N).astype(np.float32)
 RATES = np.abs(NORMAL[::-1]) + np.float32(0.1)
@@ -98,6 +99,11 @@ CASES: dict[str, Callable[[], tuple[Any, Any, tuple[Any, ...]]]] = {
         (floats(1e-45, 1 - 2**-24),),
     ),
     "fraction": lambda: (tm.fraction, FRACTIONS, (WORD32, WORD32[::-1])),
+    "probability mass": lambda: (
+        tm.probability_mass,
+        masses.probability_masses(xp, np.stack([UNIT * LARGEST, LARGEST], axis=1))[:, 0],
+        (UNIT * LARGEST, LARGEST),
+    ),
     "limbs": lambda: (tm.mul_shift62, limb_product(FRACTIONS, TOTALS), (FRACTIONS, TOTALS)),
 }
 

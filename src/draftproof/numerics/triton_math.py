@@ -175,7 +175,7 @@ def race_key(arrival, w):
 @triton.jit
 def order_key(x):
     """Return int32 that order as the floats do, -0.0 equal to 0.0."""
-    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
@@ -260,6 +260,7 @@ def draw_chunk(R, sums):
 
 
 @triton.jit
-def draw_id(rest, masses):
-    """Return the first position whose prefix of masses exceeds ``rest``, int32."""
-    return tl.sum((tl.cumsum(masses, axis=0) <= rest).to(tl.int32), axis=0)
+def draw_id(chunk, rest, masses, CHUNK: tl.constexpr):
+    """Return the first id of a chunk of CHUNK ids whose prefix of masses exceeds ``rest``, int64."""
+    before = tl.cumsum(masses, axis=0) <= rest
+    return (chunk * CHUNK + tl.sum(before.to(tl.int32), axis=0)).to(tl.int64)

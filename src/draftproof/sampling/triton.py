@@ -1,22 +1,26 @@
 """Sampling on GPUs, by Triton kernels. The bits are those of eager on NumPy.
 
-Nothing waits for the device, and the launches are the same for any data:
+Nothing waits for the device, and the launches are the same for any data. A row of a batch with filters it does not use
+passes through their launches without reading.
 
-===============================  =====================================  ============================================
-operation                        launches                               reads of the row
-===============================  =====================================  ============================================
-sample                           scan, race                             1, and the blocks that can win
-with top-k                       scan, gather, narrow, race             the same, and about k blocks
-with top-p and no top-k          scan, race, weigh, redraw              2, and what redraws need
-with top-k, in rows without it   both of the above                      those of each row
-sample_with_logprobs             scan, narrow, race, weigh, weigh,      3, more for filters as filter_logits needs;
-                                 conclude; gather, scan where needed    4 with a penalty or a mask
-sample_probs                     scan, weigh, draw                      2, and one chunk
-filter_logits                    scan, narrow, write; with top-k        2 and a write; top-p without top-k some 25
-                                 gather                                 more of the blocks that reach the boundary
-===============================  =====================================  ============================================
+=======================  ===========================================  ==============================================
+operation                launches                                     reads of the row
+=======================  ===========================================  ==============================================
+sample                   scan, race                                   1, and the blocks that can win
+with top-k               scan, gather, narrow, race                   the same, and about k blocks
+with top-p alone         scan, race, weigh, redraw                    2, and the blocks that redraws need
+with both                scan, gather, narrow, race, weigh, redraw    of each row as with top-k, or with top-p alone
+sample_with_logprobs     scan, [end], race, weigh, weigh, conclude    3, and those of the end; 4 with penalty or mask
+sample_probs             scan, weigh, draw                            2, and one chunk
+filter_logits            scan, [end], write                           2 and a write, and those of the end
+end: with top-k          gather, narrow                               about k blocks
+end: with top-p alone    4 rounds, gather, narrow                     the first whole, then what may reach the end
+end: otherwise           narrow                                       0
+=======================  ===========================================  ==============================================
 
-A penalty adds the launch that marks the history. Scratch is 2 int32 for every 64 ids, and a little for each program.
+A penalty adds the launch that marks the history, and the raw log-probability under a penalty or mask a scan. Scratch:
+2 int32 for every 64 ids, as much again for the history, 8 KiB a row for a list, a few int64 for each program. A list
+that overflows (ties, k near 1000) makes ``narrow`` search the row by bisection, one program a row.
 """
 
 from __future__ import annotations

@@ -77,6 +77,6 @@ def draw_probs(
         word0, word1 = emit_words(tl.load(seed + b), tl.load(offset + b), tl.full([], 0, tl.int32))
         chunk, rest = draw_chunk(fraction(word0, word1), sums)
         mass = probability_mass(_load(probs, stride, vocab, b, chunk, CHUNK), maximum)
-        token = (chunk * CHUNK + draw_id(rest, mass)).to(tl.int64)
+        token = draw_id(chunk, rest, mass, CHUNK)
     tl.store(tokens + b, token)
     tl.store(status + b, flags)

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from ....numerics.triton_math import draw_chunk, draw_id
 from ....types import DEAD, Status
 from .chains import emit_fraction, is_eos, load_drafts
 from .judge import ACCEPTED
 from .residual import block_stop, first_stop, load_residuals, residual_masses
-from .rows import chunk_ids, chunk_masses, draw_chunk, draw_id, load_masses, number_of
+from .rows import chunk_ids, chunk_masses, load_masses, number_of
 
 _DEAD = tl.constexpr(DEAD)
 _FALLBACK = tl.constexpr(int(Status.RESIDUAL_FALLBACK))

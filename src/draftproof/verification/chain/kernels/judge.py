@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ....numerics.triton_math import accepts, from_order_key, probability, reciprocal, scale
+from ....numerics.triton_math import accepts, draw_chunk, draw_id, from_order_key, probability, reciprocal, scale
 from ....sampling.kernels.race import race_row
 from ....sampling.kernels.rows import BLOCK, LEAST_KEY, first_maximum, key_of_rank
 from ....types import Status
@@ -14,8 +14,6 @@ from .examine import position_of
 from .rows import (
     best_rank,
     chunk_masses,
-    draw_chunk,
-    draw_id,
     load_masses,
     number_of,
     open_position,

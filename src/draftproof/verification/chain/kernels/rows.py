@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ....numerics.triton_math import fixed_point, from_order_key, mass, mul_shift62, scale, weight
+from ....numerics.triton_math import from_order_key, mass, probability_mass, scale, weight
 from ....sampling.kernels.rows import (
     LEAST_KEY,
     NAN_KEY,
@@ -27,8 +27,6 @@ from ....types import Status
 _EMPTY = tl.constexpr(int(Status.EMPTY_SUPPORT))
 _BAD = tl.constexpr(int(Status.BAD_PROBABILITY))
 _LOWEST = tl.constexpr(-(1 << 63))
-_SMALLEST_NORMAL = tl.constexpr(2.0**-126)
-_TWO_32 = tl.constexpr(2.0**32)
 
 
 class Rows(NamedTuple):
@@ -141,37 +139,5 @@ def chunk_masses(rows, b, i, chunk, LOGITS: tl.constexpr, CHUNK: tl.constexpr, C
         masses = mass(weight(x, maximum, scale(tl.where(heat == 0.0, 1.0, heat))))
         masses = tl.where(rank(x, ids) >= end, masses, 0)
     else:
-        masses = _probability_masses(tl.where(ids < rows.vocab, x, 0.0), maximum)
+        masses = probability_mass(tl.where(ids < rows.vocab, x, 0.0), maximum)
     return masses
-
-
-@triton.jit
-def _probability_masses(p, maximum):
-    """Return ``trunc(p * 2**(40 - e))`` with ``2**(e-1) <= maximum < 2**e``."""
-    small = maximum < _SMALLEST_NORMAL
-    bits = tl.where(small, maximum * _TWO_32, maximum).to(tl.int32, bitcast=True)
-    shift = 40 - ((bits >> 23) - tl.where(small, 158, 126))
-    half = shift >> 1
-    return fixed_point(p * _power_of_two(half) * _power_of_two(shift - half), 0)
-
-
-@triton.jit
-def _power_of_two(exponent):
-    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def draw_chunk(fraction, sums):
-    """Return the chunk in which the inverse CDF of a fraction falls, and the threshold that is left inside it."""
-    threshold = mul_shift62(fraction, tl.sum(sums, axis=0))
-    prefix = tl.cumsum(sums, axis=0)
-    before = prefix <= threshold
-    chunk = tl.sum(before.to(tl.int32), axis=0)
-    return chunk, threshold - tl.max(tl.where(before, prefix, 0), axis=0)
-
-
-@triton.jit
-def draw_id(chunk, rest, masses, CHUNK: tl.constexpr):
-    """Return the first id of the chunk whose prefix of masses exceeds ``rest``, int64."""
-    before = tl.cumsum(masses, axis=0) <= rest
-    return (chunk * CHUNK + tl.sum(before.to(tl.int32), axis=0)).to(tl.int64)
