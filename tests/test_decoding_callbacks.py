@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 import draftproof
 from draftproof import SpeculativeDecoder
+from draftproof.decoding import DraftLength
 from draftproof.drafters import ModelDrafter, NgramDrafter
 from draftproof.errors import DtypeError, ShapeError, ValueRangeError
 from draftproof.testing import TableModel, decode
@@ -149,9 +151,25 @@ def test_stop_iteration_is_not_the_end() -> None:
         ([1, 2], ShapeError, "draft_step must return rows"),
         ([1], ShapeError, "draft_step must return a pair"),
         (7, ShapeError, "draft_step must return a pair"),
-        (([1, 2, 3], None), ShapeError, r"draft_step must return tokens \[n\] with n <= 2"),
-        (([[1, 2]], None), ShapeError, r"draft_step must return tokens \[n\]"),
-        (([0.5], None), DtypeError, "draft_step must return integer token ids"),
+        (([1, 2, 3], None), ShapeError, "draft_step must return at most 2 tokens, as asked for, got 3"),
+        (([[1, 2]], None), ShapeError, r"the tokens from draft_step must be one sequence .*, got \[1, 2\]"),
+        (([[1], [2, 3]], None), ShapeError, "the tokens from draft_step must be one sequence .*, got list"),
+        ((5, None), ShapeError, "the tokens from draft_step must be one sequence .*, got int"),
+        ((None, None), ShapeError, "the tokens from draft_step must be one sequence .*, got NoneType"),
+        (("ab", None), DtypeError, "the tokens from draft_step must be .*, got str: tokenize it first"),
+        (([0.5], None), DtypeError, "the tokens from draft_step must be integer token ids below .*, got float64"),
+        (
+            ([2**63], None),
+            ValueRangeError,
+            r"the tokens from draft_step must be below 2\*\*63, got 9",
+        ),
+        (([2**70], None), DtypeError, r"the tokens from draft_step must be integer token ids below 2\*\*63"),
+        (([1, 2], [[0.5], [0.5, 0.5]]), ShapeError, r"draft_step must return rows \[2, vocab\]"),
+        (([1, 2], [["a"], ["b"]]), ShapeError, r"draft_step must return rows \[2, vocab\]"),
+        (Draft(np.array([1, 2]), None, 5), ShapeError, r"draft_step must return acceptance \[2\].*, got 5"),
+        (Draft(np.array([1]), None, ["a"]), ShapeError, r"draft_step must return acceptance \[1\], a number a token"),
+        (Draft(np.array([1]), None, [1.5]), ValueRangeError, r"acceptance from draft_step must be in \[0, 1\]"),
+        (Draft(np.array([1]), None, [np.nan]), ValueRangeError, r"acceptance from draft_step must be in \[0, 1\]"),
         ((np.array([1, 2]), np.zeros((3, VOCAB))), ShapeError, r"draft_step must return rows \[2, vocab\].*\[3, 11\]"),
         (([1, 2], np.zeros(VOCAB)), ShapeError, r"draft_step must return rows \[2, vocab\]"),
     ],
@@ -174,13 +192,29 @@ def test_wrong_target_rows(rows: Any) -> None:
     [
         ([[1, 2]], ShapeError, "one row of a batch"),
         (torch.ones((1, 3), dtype=torch.int64), ShapeError, r"got \[1, 3\]"),
-        ([0.5], DtypeError, "prompt_ids must hold integer"),
+        ([[1], [2, 3]], ShapeError, "prompt_ids must be one sequence .*, got list: pass one row"),
+        (None, ShapeError, "got NoneType"),
+        ([0.5], DtypeError, "prompt_ids must be integer token ids"),
         ([1, -1], ValueRangeError, "prompt_ids must be at least 0, got -1"),
+        (np.array([2**63], np.uint64), ValueRangeError, r"prompt_ids must be below 2\*\*63, got 9223372036854775808"),
     ],
 )
 def test_wrong_prompts(prompt: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         SpeculativeDecoder(own_drafts, TARGET).generate(prompt)
+
+
+class Model:
+    """Looks like a model of transformers, which can be called, and wants other arguments."""
+
+    def __call__(self, input_ids: Any, attention_mask: Any = None) -> Any:
+        return input_ids
+
+    def get_input_embeddings(self) -> None:
+        return None
+
+
+MODEL = Model()
 
 
 class Shared(NgramDrafter):
@@ -203,7 +237,20 @@ class Shared(NgramDrafter):
         (own_drafts, {"k": "4"}, "k must be an int, got str"),
         (own_drafts, {"k": True}, "k must be an int, got bool"),
         (own_drafts, {"seed": [1]}, "seed must be a scalar"),
-        (own_drafts, {"eos": -2}, "eos must hold ids"),
+        (own_drafts, {"eos": -2}, "eos must be at least -1, got -2"),
+        (own_drafts, {"eos": [[1], [2, 3]]}, "eos must be one sequence .*, got list"),
+        (own_drafts, {"eos": "</s>"}, "eos must be .*, got str: tokenize it first"),
+        (own_drafts, {"eos": [2**63]}, r"eos must be below 2\*\*63"),
+        (own_drafts, {"k": DraftLength}, "k must be an int, got the class DraftLength: .* such as DraftLength"),
+        (own_drafts, {"k": NgramDrafter()}, "k must be an int, got NgramDrafter: pass a number of tokens"),
+        (own_drafts, {"k": None}, "k must be an int, got NoneType"),
+        (None, {}, r"draft_step must be a function \(prefix, k\) .* a drafter such as NgramDrafter\(\), got NoneType"),
+        ("ngram", {}, "draft_step must be a function .* or a drafter .*, got str"),
+        (NgramDrafter, {}, "draft_step must be .*, got the class NgramDrafter: make an object of it"),
+        (MODEL, {}, r"draft_step must be .*, got Model: pass ModelDrafter\(CausalLM\(model\)\), from draftproof.integ"),
+        (SimpleNamespace(start=list), {}, r"draft_step must have start\(\), has_q .* with has_q None, noise 'missing'"),
+        (SimpleNamespace(start=list, has_q=1, noise=None), {}, "with has_q 1, noise None: pass a drafter"),
+        (SimpleNamespace(start=list, has_q=False, noise="odd"), {}, "with has_q False, noise 'odd'"),
         (Shared(), {"greedy": False, "rule": "token"}, "rule must be 'match'"),
         (Shared(), {"greedy": False, "rule": "block"}, "rule must be 'match'"),
         (Shared(), {}, "rule must be 'match'"),
@@ -213,6 +260,80 @@ class Shared(NgramDrafter):
 def test_refused(draft: Any, arguments: dict[str, Any], text: str) -> None:
     with pytest.raises((ShapeError, DtypeError, ValueRangeError), match=text):
         SpeculativeDecoder(draft, TARGET, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        (None, r"target_step must be a function \(prefix, proposed\) -> rows, got NoneType"),
+        ("llama", "target_step must be .*, got str"),
+        (Model, "target_step must be .*, got the class Model: make an object of it"),
+        (
+            MODEL,
+            r"target_step must be .*, got Model: pass CausalLM\(model\), from draftproof.integrations",
+        ),
+        (NgramDrafter(), "target_step must be .*, got NgramDrafter"),
+    ],
+)
+def test_wrong_targets(target: Any, text: str) -> None:
+    with pytest.raises(DtypeError, match=text):
+        SpeculativeDecoder(own_drafts, target)
+
+
+class Policy:
+    """Decides as it is told."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+
+    def start(self, drafter: Any, rule: str) -> Any:
+        return self.answers.get("start", self)
+
+    def limit(self, most: int) -> Any:
+        return self.answers.get("limit", min(most, 3))
+
+    def cut(self, acceptance: Any) -> Any:
+        return self.answers.get("cut", len(acceptance))
+
+    def record(self, width: int, accepted: int, seconds: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("answers", "error", "text"),
+    [
+        ({"limit": -1}, ValueRangeError, "the width from Policy.limit must be at least 0, got -1"),
+        ({"limit": 10}, ValueRangeError, "the width from Policy.limit must be at most 9, as asked for, got 10"),
+        ({"limit": None}, DtypeError, "the width from Policy.limit must be an int, got NoneType"),
+        ({"limit": 1.5}, DtypeError, "the width from Policy.limit must be an int, got float"),
+        ({"cut": 0.5}, DtypeError, "the width from Policy.cut must be an int, got float"),
+        ({"cut": 3}, ValueRangeError, "the width from Policy.cut must be at most 2, as asked for, got 3"),
+        ({"cut": -1}, ValueRangeError, "the width from Policy.cut must be at least 0, got -1"),
+        (
+            {"start": None},
+            DtypeError,
+            r"the state from Policy.start must be .* cut\(\), record\(\), got NoneType",
+        ),
+    ],
+    ids=str,
+)
+def test_wrong_policies(answers: dict[str, Any], error: type[Exception], text: str) -> None:
+    def draft(_: Any, k: int) -> Draft:
+        return Draft(np.array([1, 2][:k]), None, [0.5, 0.5][:k])
+
+    right = SpeculativeDecoder(draft, TARGET, k=Policy()).generate(PROMPT, max_new=10)
+    assert right == decode(TARGET, PROMPT, 10, None)
+    with pytest.raises(error, match=text):
+        SpeculativeDecoder(draft, TARGET, k=Policy(**answers)).generate(PROMPT, max_new=10)
+
+
+def test_wrong_states() -> None:
+    class Stateless(NgramDrafter):
+        def start(self) -> Any:
+            return None
+
+    with pytest.raises(DtypeError, match=r"Stateless.start must be .* propose\(\), accept\(\), got NoneType"):
+        SpeculativeDecoder(Stateless(), TARGET).generate(PROMPT)
 
 
 @pytest.mark.parametrize(

@@ -345,5 +345,5 @@ def test_refused(make: Any, error: type[Exception], text: str) -> None:
 
 def test_estimates_must_fit_the_draft() -> None:
     decoder = SpeculativeDecoder(lambda *_: Draft(np.array([1, 2]), None, [0.5]), TableModel(1), k="auto")
-    with pytest.raises(ShapeError, match=r"draft_step must return acceptance \[2\], one a token"):
+    with pytest.raises(ShapeError, match=r"draft_step must return acceptance \[2\], a number a token"):
         decoder.generate([1], max_new=9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from draftproof import SamplingParams, SpeculativeDecoder, sample
 from draftproof.drafters import ModelDrafter, NgramDrafter
-from draftproof.errors import ValueRangeError
+from draftproof.errors import DtypeError, ValueRangeError
 from draftproof.testing import TableModel, decode
 from draftproof.types import Draft
 
@@ -91,8 +92,25 @@ def test_model_drafts_are_what_they_say(noise: Any) -> None:
         ModelDrafter(TARGET, noise="own")
 
 
-@pytest.mark.parametrize("cost", [-0.1, float("nan"), float("inf")])
-def test_cost_of_a_draft_model(cost: float) -> None:
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (None, r"step must be a function \(prefix, proposed\) -> rows, got NoneType"),
+        ("llama", "step must be .*, got str"),
+        (TableModel, "step must be .*, got the class TableModel: make an object of it"),
+        (
+            SimpleNamespace(get_input_embeddings=list),
+            r"pass CausalLM\(model\), from draftproof.integrations",
+        ),
+    ],
+)
+def test_a_draft_model_is_called(step: Any, text: str) -> None:
+    with pytest.raises(DtypeError, match=text):
+        ModelDrafter(step)
+
+
+@pytest.mark.parametrize("cost", [-0.1, float("nan"), float("inf"), "0.2", None])
+def test_cost_of_a_draft_model(cost: Any) -> None:
     with pytest.raises(ValueRangeError, match="cost must be at least 0 and finite"):
         ModelDrafter(TARGET, cost=cost)
     assert ModelDrafter(TARGET).cost == 0.2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from draftproof.drafters.automaton import SuffixAutomaton
 from draftproof.drafters.chances import Chances
 from draftproof.drafters.mix import promise
 from draftproof.drafters.recycling import most_likely
-from draftproof.errors import ValueRangeError
+from draftproof.errors import DtypeError, ShapeError, ValueRangeError
 from draftproof.testing import TableModel
 from draftproof.types import Draft
 
@@ -343,7 +344,8 @@ def test_forgotten_text_is_not_proposed() -> None:
         (lambda: SuffixDrafter(depth=2), "depth must be at least 3, got 2"),
         (lambda: SuffixDrafter(capacity=2), "capacity must be at least 3, got 2"),
         (lambda: CorpusDrafter([], depth=0), "depth must be at least 1, got 0"),
-        (lambda: CorpusDrafter([[1, -1]]), "texts must hold token ids of at least 0, got -1: remove padding"),
+        (lambda: CorpusDrafter([[1, -1]]), "text must be at least 0, got -1: remove padding"),
+        (lambda: CorpusDrafter([[2**63]]), r"text must be below 2\*\*63, got 9223372036854775808"),
         (lambda: RecyclingDrafter(0), "candidates must be at least 1, got 0"),
         (lambda: RecyclingDrafter(capacity=0), "capacity must be at least 1, got 0"),
         (lambda: MixDrafter([]), "drafters must be at least one, got none"),
@@ -357,3 +359,76 @@ def test_forgotten_text_is_not_proposed() -> None:
 def test_refused(make: Any, text: str) -> None:
     with pytest.raises(ValueRangeError, match=text):
         make()
+
+
+@pytest.mark.parametrize("value", [2.5, "3", None, True, float("nan"), np.float32(8)])
+@pytest.mark.parametrize(
+    ("drafter", "names"),
+    [
+        (NgramDrafter, ["max_ngram", "min_ngram", "capacity"]),
+        (SuffixDrafter, ["depth", "capacity"]),
+        (RecyclingDrafter, ["candidates", "capacity"]),
+        (lambda **depth: CorpusDrafter([], **depth), ["depth"]),
+    ],
+    ids=["ngram", "suffix", "recycling", "corpus"],
+)
+def test_counts_must_be_ints(drafter: Any, names: list[str], value: Any) -> None:
+    for name in names:
+        with pytest.raises(DtypeError, match=f"^{name} must be an int, got {type(value).__name__}$"):
+            drafter(**{name: value})
+        drafter(**{name: np.int64(8)})
+
+
+@pytest.mark.parametrize(
+    ("texts", "error", "text"),
+    [
+        ("hello", DtypeError, "text must be one sequence of token ids, got str: tokenize it first"),
+        (["hello"], DtypeError, "text must be one sequence of token ids, got str: tokenize it first"),
+        ([SimpleNamespace(input_ids=[1])], DtypeError, "got SimpleNamespace: pass its input_ids, one row"),
+        ([[1.7, 2.2]], DtypeError, "text must be integer token ids below .*, got float64"),
+        ([[True]], DtypeError, "got bool"),
+        ([["a"]], DtypeError, "text must be integer token ids"),
+        ([[2**70]], DtypeError, "text must be integer token ids"),
+        ([1, 2], ShapeError, "text must be one sequence .*, got int"),
+        ([[[1, 2]]], ShapeError, r"text must be one sequence .*, got \[1, 2\]"),
+        ([[[1], [2, 3]]], ShapeError, "text must be one sequence .*, got list"),
+        ([None], ShapeError, "got NoneType"),
+        (5, DtypeError, "texts must be sequences of token ids, got int: pass a list of them"),
+        (None, DtypeError, "texts must be sequences of token ids, got NoneType"),
+    ],
+)
+def test_wrong_corpora(texts: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        CorpusDrafter(texts)
+
+
+@pytest.mark.parametrize(
+    ("drafters", "text"),
+    [
+        (SuffixDrafter(), "drafters must be a sequence of drafters, got SuffixDrafter: pass a list"),
+        (SuffixDrafter, "drafters must be a sequence of drafters, got the class SuffixDrafter"),
+        (5, "drafters must be a sequence of drafters, got int"),
+        ([5], r"drafters must have start\(\), .*, got int: pass a drafter"),
+        ("mix", r"drafters must have start\(\), .*, got str"),
+        ([SuffixDrafter], r"drafters must have start\(\), .*, got the class SuffixDrafter"),
+        ([None], r"drafters must have start\(\), .*, got NoneType"),
+    ],
+)
+def test_wrong_members_of_a_mix(drafters: Any, text: str) -> None:
+    with pytest.raises(DtypeError, match=text):
+        MixDrafter(drafters)
+
+
+def test_members_of_a_mix_that_misbehave() -> None:
+    class Member(Fixed):
+        def start(self) -> Any:
+            return self.draft and self
+
+    member = Member([1], np.array([0.9]))  # type: ignore[arg-type]
+    assert propose(MixDrafter([member, SuffixDrafter()]).start(), [0]).tokens.tolist() == [1]
+    member.draft = ([1], None)  # type: ignore[assignment]
+    with pytest.raises(DtypeError, match=r"Member.propose must return a Draft, got tuple"):
+        propose(MixDrafter([member]).start(), [0])
+    member.draft = None  # type: ignore[assignment]
+    with pytest.raises(DtypeError, match=r"Member.start must be an object with propose\(\), accept\(\), got NoneType"):
+        MixDrafter([member]).start()

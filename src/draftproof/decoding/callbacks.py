@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import _numpy as np
 from .._arrays import is_torch, namespace
-from ..errors import DtypeError, ShapeError, ValueRangeError
+from ..drafters.checks import check_ids
+from ..errors import ShapeError, ValueRangeError
 from ..types import Array, Draft
 
 if TYPE_CHECKING:
@@ -26,30 +28,15 @@ class Checked(NamedTuple):
 def read_prompt(prompt: Any) -> tuple[Ids, Callable[[Ids], Any]]:
     """Return the prompt as int64 NumPy and a function that copies ids into the kind the prompt came in."""
     kind: Callable[[Ids], Any] = np.ndarray.copy
-    if isinstance(prompt, str):
-        raise DtypeError("prompt_ids must be one sequence of token ids, got str: tokenize it first")
-    if hasattr(prompt, "input_ids"):
-        raise DtypeError(
-            f"prompt_ids must be one sequence of token ids, got {type(prompt).__name__}: pass its input_ids, one row"
-        )
     if is_torch(prompt):
         import torch
 
         def kind(ids: Ids) -> Any:
             return torch.tensor(ids, device=prompt.device)
 
-        ids = prompt.detach().cpu().numpy()
-    else:
-        ids = np.asarray(prompt)
-        if not isinstance(prompt, np.ndarray):
-            kind = np.ndarray.tolist
-    if ids.ndim != 1:
-        raise ShapeError(f"prompt_ids must be one sequence [length], got {list(ids.shape)}: pass one row of a batch")
-    if ids.size and ids.dtype.kind not in "iu":
-        raise DtypeError(f"prompt_ids must hold integer token ids, got {ids.dtype}")
-    if ids.size and ids.min() < 0:
-        raise ValueRangeError(f"prompt_ids must be at least 0, got {ids.min()}: remove padding")
-    return frozen(ids.astype(np.int64)), kind
+    elif not isinstance(prompt, np.ndarray):
+        kind = np.ndarray.tolist
+    return frozen(check_ids("prompt_ids", prompt)), kind
 
 
 def read_draft(result: Any, width: int, source: str) -> tuple[list[int], Array | None, Any]:
@@ -62,16 +49,12 @@ def read_draft(result: Any, width: int, source: str) -> tuple[list[int], Array |
             tokens, rows = result
     except (TypeError, ValueError):
         raise ShapeError(f"{source} must return a pair (tokens, rows or None), got {_describe(result)}") from None
-    ids = np.asarray(tokens.tolist() if hasattr(tokens, "tolist") else tokens)
-    if ids.ndim != 1 or len(ids) > width:
-        raise ShapeError(f"{source} must return tokens [n] with n <= {width}, got {_describe(tokens)}")
-    if ids.size and ids.dtype.kind not in "iu":
-        raise DtypeError(f"{source} must return integer token ids, got {_describe(tokens)}")
+    ids = check_ids(f"the tokens from {source}", tokens, least=None)
+    if len(ids) > width:
+        raise ShapeError(f"{source} must return at most {width} tokens, as asked for, got {len(ids)}")
     if rows is not None:
         rows = _matrix(rows, len(ids), source, "one a token, or None for a point mass")
-    if acceptance is not None and len(acceptance) != len(ids):
-        raise ShapeError(f"{source} must return acceptance [{len(ids)}], one a token, got {_describe(acceptance)}")
-    return ids.tolist(), rows, acceptance
+    return ids.tolist(), rows, None if acceptance is None else _chances(acceptance, len(ids), source)
 
 
 def read_rows(rows: Any, drafted: int) -> Array:
@@ -94,11 +77,25 @@ def as_kind(value: Any, like: Array) -> Array:
 
 def _matrix(rows: Any, count: int, source: str, meaning: str) -> Array:
     if isinstance(rows, (list, tuple)):
-        rows = np.asarray(rows, dtype=np.float32)
+        # What has no shape afterwards is refused for that.
+        with suppress(TypeError, ValueError):
+            rows = np.asarray(rows, dtype=np.float32)
     shape = getattr(rows, "shape", None)
     if shape is None or len(shape) != 2 or shape[0] != count:
         raise ShapeError(f"{source} must return rows [{count}, vocab] ({meaning}), got {_describe(rows)}")
     return rows.detach() if is_torch(rows) else rows
+
+
+def _chances(acceptance: Any, count: int, source: str) -> list[float]:
+    try:
+        chances = [float(chance) for chance in acceptance]
+    except (TypeError, ValueError):
+        chances = []
+    if len(chances) != count:
+        raise ShapeError(f"{source} must return acceptance [{count}], a number a token, got {_describe(acceptance)}")
+    if not all(0 <= chance <= 1 for chance in chances):
+        raise ValueRangeError(f"the acceptance from {source} must be in [0, 1], got {_describe(acceptance)}")
+    return chances
 
 
 def _describe(value: Any) -> str:

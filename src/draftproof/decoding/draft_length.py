@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Any, Literal, Protocol
 
 from .. import _numpy as np
+from ..drafters.checks import check_count
 from ..errors import DtypeError, ValueRangeError
-from .stopping import count
 
 # Of all the time, what may go into probes that gain nothing.
 _PROBES = 0.01
@@ -51,7 +51,7 @@ class FixedLength:
     """The same width every round: what an int ``k`` stands for."""
 
     def __init__(self, k: int) -> None:
-        self.k = count("k", k)
+        self.k = check_count("k", k)
 
     def start(self, drafter: Any, rule: str) -> FixedLength:
         """Return itself: there is nothing to learn."""
@@ -271,10 +271,11 @@ def draft_length(k: int | Literal["auto"] | LengthPolicy) -> LengthPolicy:
     DtypeError, ValueRangeError
         ``k`` is no int, "auto" or policy, or is below 0.
     """
-    if not isinstance(k, int | str) and callable(getattr(k, "start", None)):
-        return k
-    if k == "auto":
+    if isinstance(k, str) and k == "auto":
         return DraftLength()
+    # A drafter has a start() too.
+    if not isinstance(k, int | str | type) and callable(getattr(k, "start", None)) and not hasattr(k, "has_q"):
+        return k
     try:
         return FixedLength(k)  # type: ignore[arg-type]
     except DtypeError as error:

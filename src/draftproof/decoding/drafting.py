@@ -7,6 +7,8 @@ from typing import Any
 
 from .._arrays import is_torch
 from ..drafters.base import DraftState
+from ..drafters.checks import check_count, check_methods, is_drafter, kind_of
+from ..errors import ValueRangeError
 from ..types import Array, SamplingParams
 from .callbacks import Checked, Ids, frozen, read_draft
 from .draft_length import LengthPolicy
@@ -21,26 +23,38 @@ class DraftSource:
         self._step = draft_step
         self._verify = verify
         self._kind = kind
-        self._state: DraftState | None = draft_step.start() if hasattr(draft_step, "start") else None
+        self._state: DraftState | None = None
+        if is_drafter(draft_step):
+            self._state = draft_step.start()
+            check_methods(f"the state from {kind_of(draft_step)}.start", self._state, "propose", "accept")
         self.length = length.start(draft_step, verify.rule)
+        check_methods(f"the state from {kind_of(length)}.start", self.length, "limit", "cut", "record")
 
     def __call__(self, context: Ids, most: int, seed: int) -> Checked:
         """Return at most ``most`` tokens that may follow ``context``."""
-        width = self.length.limit(most)
+        width = self._checked("limit", self.length.limit(most), most)
         if width == 0:
             return Checked([], None)
         if self._state is None:
             source, result = "draft_step", self._step(self._kind(context), width)
         else:
-            source = f"{type(self._state).__name__}.propose"
+            source = f"{kind_of(self._state)}.propose"
             params = SamplingParams(temperature=0.0) if self._verify.rule == "greedy" else self._verify.params
             result = self._state.propose(context, width, params=params, seed=seed, offset=len(context))
         tokens, rows, acceptance = read_draft(result, width, source)
         n = usable(tokens, self._verify.eos)
         # What a draft drawn from rows turned out to be must not decide whether a ratio rule sees it.
         if acceptance is not None and (rows is None or self._verify.rule in ("greedy", "match")):
-            n = self.length.cut(acceptance[:n])
+            n = self._checked("cut", self.length.cut(acceptance[:n]), n)
         return Checked(tokens[:n], rows[:n] if rows is not None and n else None)
+
+    def _checked(self, method: str, width: Any, most: int) -> int:
+        """Check what the policy decided."""
+        source = f"the width from {kind_of(self.length)}.{method}"
+        width = check_count(source, width)
+        if width > most:
+            raise ValueRangeError(f"{source} must be at most {most}, as asked for, got {width}")
+        return width
 
     def learn(self, width: int, accepted: int, next_token: int, rows: Array, seconds: float) -> None:
         """Tell policy and drafter how the draft fared; ``rows`` is a view of its own, which becomes read-only."""

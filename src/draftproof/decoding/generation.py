@@ -6,13 +6,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import _numpy as np
+from ..drafters.checks import check_count
 from ..sampling import random_seeds
 from ..types import Array
 from .callbacks import Checked, frozen, read_prompt, read_rows
 from .draft_length import LengthState
 from .drafting import DraftSource
 from .stats import Stats
-from .stopping import count
 
 if TYPE_CHECKING:
     from typing import Self
@@ -40,7 +40,7 @@ class Generation:
         self._decoder = decoder
         self._ids, self._kind = read_prompt(prompt_ids)
         self._prompt = len(self._ids)
-        self._limit = self._prompt + count("max_new", max_new)
+        self._limit = self._prompt + check_count("max_new", max_new)
         self._drafted: list[bool] = []
         self._handed = 0
         self._drafts = DraftSource(decoder.draft_step, decoder.length, decoder.verifier, self._kind)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from ..drafters.base import Drafter
+from ..drafters.checks import check_drafter, check_step, is_drafter
 from ..errors import ValueRangeError
 from ..types import Array, SamplingParams
 from .draft_length import LengthPolicy, draft_length
@@ -50,8 +51,8 @@ class SpeculativeDecoder:
         Sampling parameters with ``greedy`` or ``rows="probs"``; a drafter that shares the target's noise under a rule
         but match; a drafter with logits when ``rows="probs"``; from a round, a target row without a law.
     ShapeError, DtypeError
-        Wrong ``k``, ``seed``, ``max_new`` or ``prompt_ids``; from a round, a callback returned what it should not: the
-        text names it.
+        ``draft_step`` or ``target_step`` is none; wrong ``k``, ``seed``, ``max_new`` or ``prompt_ids``; from a round, a
+        callback, drafter or policy returned what it should not: the text names it.
 
     Notes
     -----
@@ -93,6 +94,12 @@ class SpeculativeDecoder:
         seed: int | None = None,
         eos: Any = None,
     ) -> None:
+        if is_drafter(draft_step):
+            check_drafter("draft_step", draft_step)
+        else:
+            form = "a function (prefix, k) -> (tokens, rows or None), or a drafter such as NgramDrafter()"
+            check_step("draft_step", draft_step, form, "ModelDrafter(CausalLM(model))")
+        check_step("target_step", target_step, "a function (prefix, proposed) -> rows", "CausalLM(model)")
         self.draft_step: Any = draft_step
         self.target_step = target_step
         self.k, self.seed, self.length = k, seed, draft_length(k)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .. import _numpy as np
-from ..errors import ValueRangeError
+from ..errors import DtypeError
 from .automaton import SuffixAutomaton
 from .base import Noise
+from .checks import check_count, check_ids, kind_of
 from .tables import FIRST, TableState, length_class
 
 _SEPARATOR = -1
@@ -32,8 +32,8 @@ class CorpusDrafter:
 
     Raises
     ------
-    ValueRangeError
-        An id is below 0, or ``depth`` below 1.
+    ValueRangeError, DtypeError, ShapeError
+        A text is no sequence of ids of at least 0, or ``depth`` no int of at least 1.
 
     Notes
     -----
@@ -55,21 +55,18 @@ class CorpusDrafter:
     estimates = True
 
     def __init__(self, texts: Iterable[Any], depth: int = 32) -> None:
-        if depth < 1:
-            raise ValueRangeError(f"depth must be at least 1, got {depth}")
-        self.depth = depth
+        self.depth = check_count("depth", depth, 1)
         # One more: what may follow a match is counted too.
-        self.automaton = SuffixAutomaton(depth + 1)
+        self.automaton = SuffixAutomaton(self.depth + 1)
         self._likeliest: dict[int, tuple[int, int]] = {}
+        if not isinstance(texts, Iterable):
+            raise DtypeError(f"texts must be sequences of token ids, got {kind_of(texts)}: pass a list of them")
         for text in texts:
             self.add(text)
 
     def add(self, text: Any) -> None:
         """Add a text, token ids, to the corpus."""
-        ids = np.asarray(text, dtype=np.int64)
-        if (ids < 0).any():
-            raise ValueRangeError(f"texts must hold token ids of at least 0, got {ids.min()}: remove padding")
-        for token in (*ids.tolist(), _SEPARATOR):
+        for token in (*check_ids("text", text).tolist(), _SEPARATOR):
             self.automaton.append(token)
         self._likeliest.clear()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..errors import ValueRangeError
+from ..errors import DtypeError, ValueRangeError
 from ..types import Array, Draft, SamplingParams
 from .base import Drafter, DraftState, Noise
+from .checks import check_drafter, check_methods, is_drafter, kind_of
 from .recycling import RecyclingDrafter
 from .suffix import SuffixDrafter
 
@@ -30,8 +31,8 @@ class MixDrafter:
 
     Raises
     ------
-    ValueRangeError
-        There is no drafter, or one has logits or does not estimate.
+    ValueRangeError, DtypeError
+        There is no drafter, or one is none, has logits or does not estimate.
 
     Notes
     -----
@@ -56,10 +57,13 @@ class MixDrafter:
     estimates = True
 
     def __init__(self, drafters: Sequence[Drafter] | None = None) -> None:
+        if is_drafter(drafters) or not isinstance(drafters, Iterable | None):
+            raise DtypeError(f"drafters must be a sequence of drafters, got {kind_of(drafters)}: pass a list of them")
         self.drafters = (SuffixDrafter(), RecyclingDrafter()) if drafters is None else tuple(drafters)
         if not self.drafters:
             raise ValueRangeError("drafters must be at least one, got none: pass a drafter, or None for the default")
         for drafter in self.drafters:
+            check_drafter("drafters", drafter)
             if drafter.has_q or not getattr(drafter, "estimates", False):
                 raise ValueRangeError(
                     f"drafters must be such as draft point masses with estimates, got {type(drafter).__name__}: "
@@ -68,7 +72,10 @@ class MixDrafter:
 
     def start(self) -> MixState:
         """Return the state for a new sequence."""
-        return MixState([drafter.start() for drafter in self.drafters])
+        states = [drafter.start() for drafter in self.drafters]
+        for drafter, state in zip(self.drafters, states, strict=True):
+            check_methods(f"the state from {kind_of(drafter)}.start", state, "propose", "accept")
+        return MixState(states)
 
 
 class MixState:
@@ -80,7 +87,10 @@ class MixState:
     def propose(self, context: Any, width: int, *, params: SamplingParams, seed: int, offset: int) -> Draft:
         """Return the most promising draft."""
         drafts = [state.propose(context, width, params=params, seed=seed, offset=offset) for state in self._states]
-        return max(drafts, key=lambda draft: promise(draft.acceptance or ()))
+        for state, draft in zip(self._states, drafts, strict=True):
+            if not isinstance(draft, Draft):
+                raise DtypeError(f"{kind_of(state)}.propose must return a Draft, got {kind_of(draft)}")
+        return max(drafts, key=lambda draft: promise(() if draft.acceptance is None else draft.acceptance))
 
     def accept(self, num_accepted: int, next_token: int, target_logits: Array) -> None:
         """Pass it on."""

@@ -12,6 +12,7 @@ from ..errors import ValueRangeError
 from ..sampling import sample
 from ..types import Array, Draft, SamplingParams
 from .base import Noise
+from .checks import check_step
 
 
 class ModelDrafter:
@@ -29,6 +30,11 @@ class ModelDrafter:
     cost : float
         What a forward of the draft model costs, in forwards of the target on one token; roughly the ratio of their
         parameters. Read by ``k="auto"``, which may look at no clock under rules token and block.
+
+    Raises
+    ------
+    ValueRangeError, DtypeError
+        ``step`` is no function, ``noise`` none of these, or ``cost`` no finite number of at least 0.
 
     Notes
     -----
@@ -50,10 +56,15 @@ class ModelDrafter:
     """
 
     def __init__(self, step: Callable[[Any, Any], Array], *, noise: Noise = "private", cost: float = 0.2) -> None:
+        check_step("step", step, "a function (prefix, proposed) -> rows", "CausalLM(model)")
         if noise not in ("private", "shared", None):
             raise ValueRangeError(f"noise must be 'private', 'shared' or None, got {noise!r}")
-        if not 0 <= cost < float("inf"):
-            raise ValueRangeError(f"cost must be at least 0 and finite, got {cost}: pass the ratio of the forwards")
+        try:
+            allowed = 0 <= cost < float("inf")
+        except TypeError:
+            allowed = False
+        if not allowed:
+            raise ValueRangeError(f"cost must be at least 0 and finite, got {cost!r}: pass the ratio of the forwards")
         self.step = step
         self.cost = cost
         self.noise: Noise = noise

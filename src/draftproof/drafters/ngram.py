@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import cycle
 
-from ..errors import ValueRangeError
 from .base import Noise
+from .checks import check_count
 from .tables import FIRST, TableState, length_class
 
 
@@ -29,6 +29,11 @@ class NgramDrafter:
     capacity : int
         How many distinct n-grams of each length are remembered; the one not seen for longest is forgotten first.
 
+    Raises
+    ------
+    ValueRangeError, DtypeError
+        A number is too small, or no int.
+
     Notes
     -----
     An index of n-grams grows with the sequence: a round costs a look-up per n and the indexing of the new tokens,
@@ -49,12 +54,9 @@ class NgramDrafter:
     estimates = True
 
     def __init__(self, max_ngram: int = 8, min_ngram: int = 2, capacity: int = 1 << 16) -> None:
-        least = {"min_ngram": 1, "max_ngram": min_ngram, "capacity": 1}
-        for name, value in (("min_ngram", min_ngram), ("max_ngram", max_ngram), ("capacity", capacity)):
-            if value < least[name]:
-                raise ValueRangeError(f"{name} must be at least {least[name]}, got {value}")
-        self.sizes = range(max_ngram, min_ngram - 1, -1)
-        self.capacity = capacity
+        least = check_count("min_ngram", min_ngram, 1)
+        self.sizes = range(check_count("max_ngram", max_ngram, least), least - 1, -1)
+        self.capacity = check_count("capacity", capacity, 1)
 
     def start(self) -> NgramState:
         """Return the state for a new sequence."""

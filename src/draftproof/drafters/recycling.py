@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from .. import _numpy as np
 from .._arrays import is_torch
-from ..errors import ValueRangeError
 from ..types import Array
 from .base import Noise
+from .checks import check_count
 from .tables import TableState
 
 # What older candidates count for when there are new ones.
@@ -40,8 +40,8 @@ class RecyclingDrafter:
 
     Raises
     ------
-    ValueRangeError
-        ``candidates`` or ``capacity`` is below 1.
+    ValueRangeError, DtypeError
+        ``candidates`` or ``capacity`` is below 1, or no int.
 
     Notes
     -----
@@ -65,11 +65,8 @@ class RecyclingDrafter:
     estimates = True
 
     def __init__(self, candidates: int = 8, capacity: int = 1 << 13) -> None:
-        for name, value in (("candidates", candidates), ("capacity", capacity)):
-            if value < 1:
-                raise ValueRangeError(f"{name} must be at least 1, got {value}")
-        self.candidates = candidates
-        self.capacity = capacity
+        self.candidates = check_count("candidates", candidates, 1)
+        self.capacity = check_count("capacity", capacity, 1)
 
     def start(self) -> RecyclingState:
         """Return the state for a new sequence."""

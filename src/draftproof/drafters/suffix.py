@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import cycle
 
-from ..errors import ValueRangeError
 from .automaton import SuffixAutomaton
 from .base import Noise
+from .checks import check_count
 from .tables import FIRST, TableState, length_class
 
 
@@ -30,8 +30,8 @@ class SuffixDrafter:
 
     Raises
     ------
-    ValueRangeError
-        ``depth`` or ``capacity`` is below 3.
+    ValueRangeError, DtypeError
+        ``depth`` or ``capacity`` is below 3, or no int.
 
     Notes
     -----
@@ -54,11 +54,8 @@ class SuffixDrafter:
     estimates = True
 
     def __init__(self, depth: int = 32, capacity: int = 1 << 15) -> None:
-        for name, value in (("depth", depth), ("capacity", capacity)):
-            if value < 3:
-                raise ValueRangeError(f"{name} must be at least 3, got {value}")
-        self.depth = depth
-        self.capacity = capacity
+        self.depth = check_count("depth", depth, 3)
+        self.capacity = check_count("capacity", capacity, 3)
 
     def start(self) -> SuffixState:
         """Return the state for a new sequence."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -14,11 +15,12 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
 
 from .. import _checks
 from ..decoding import SpeculativeDecoder, Stats
-from ..decoding.draft_length import COSTS, DraftLength, LengthPolicy
+from ..decoding.draft_length import COSTS, DraftLength, LengthPolicy, draft_length
 from ..decoding.rules import Rule
 from ..drafters import MixDrafter, ModelDrafter
 from ..drafters.base import Drafter, Noise
-from ..errors import ShapeError, ValueRangeError
+from ..drafters.checks import check_count, check_drafter, check_methods, is_drafter, kind_of
+from ..errors import DtypeError, ShapeError, ValueRangeError
 from ..rng.streams import row_seeds
 from ..types import Array, SamplingParams
 from .batch import Forward, Sequences
@@ -99,15 +101,29 @@ class Speculative:
         seed: Any = None,
         streamer: Any = None,
     ) -> None:
-        known = drafter is None or drafter == "mix" or isinstance(drafter, PreTrainedModel) or hasattr(drafter, "start")
-        if not known:
+        if is_drafter(drafter):
+            check_drafter("drafter", drafter)
+        elif not (drafter is None or drafter == "mix" or isinstance(drafter, PreTrainedModel)):
             raise ValueRangeError(f"drafter must be 'mix', a drafter, a model or None, got {drafter!r}")
         if rule is not None:
             _checks.one_of("rule", rule, ("token", "block", "match"))
+        draft_length(k)
+        if streamer is not None:
+            check_methods("streamer", streamer, "put", "end")
         self.drafter, self.rule, self.k, self.seed, self.streamer = drafter, rule, k, seed, streamer
         self.stats: list[Stats] = []
         # What forwards of a model cost is measured once.
         self._lengths: WeakKeyDictionary[Any, LengthPolicy] = WeakKeyDictionary()
+
+    # With the signature that help shows.
+    @functools.wraps(__init__, assigned=())  # type: ignore[misc]
+    def __new__(cls, *_: Any, **named: Any) -> Self:
+        if "generation_config" in named:
+            # From generate() itself, which takes a class for a function.
+            raise DtypeError(
+                f"custom_generate must be an object, got {kind_of(cls)}: pass {cls.__name__}(), with parentheses"
+            )
+        return super().__new__(cls)
 
     def __call__(
         self,
@@ -174,7 +190,7 @@ class Speculative:
         settings |= {} if greedy else asdict(params)
         seeds = self._seeds(batch) if do_sample else [0] * batch
         return [
-            SpeculativeDecoder(drafter, model, seed=seed, **settings)
+            SpeculativeDecoder(drafter, model.forward, seed=seed, **settings)
             for drafter, seed in zip(drafters, seeds, strict=True)
         ]
 
@@ -238,6 +254,8 @@ def check_request(model: Any, config: GenerationConfig) -> None:
             f"generate() must be asked for greedy search or sampling, got {mode.value}: leave out what asks for it "
             "(num_beams, prompt_lookup_num_tokens, ...) or custom_generate"
         )
+    if config.prefill_chunk_size is not None:
+        check_count("prefill_chunk_size", config.prefill_chunk_size, 1)
     if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
         raise ValueRangeError(
             "output_attentions and output_hidden_states must be off, got True: one forward serves several tokens"
