@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import draftproof
+from draftproof import _dispatch
 from draftproof._dispatch import interpreted
 from draftproof.types import Status
 
@@ -88,3 +91,22 @@ def test_bad_parameters_of_a_device_mark_their_rows() -> None:
     assert found.tokens.tolist() == [*expected.tokens.tolist(), -1, -1, -1]
     assert found.logprobs[1:].isnan().all()
     assert found.kept.tolist()[1:] == [0, 0, 0]
+
+
+def test_kernels_run_on_the_gpu_of_the_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext(current.append(device)))
+
+    def implementation(*_: Any) -> Any:
+        assert current == [torch.device("cuda", 1)]
+        return torch.zeros(2), torch.zeros(2)
+
+    implementation.__module__ = "draftproof.sampling.triton"
+    monkeypatch.setattr(_dispatch, "resolve", lambda *_: implementation)
+    monkeypatch.setattr(_dispatch, "_kernels", lambda *_: None)
+    monkeypatch.setattr(_dispatch._checks, "values", lambda _, named: (named, None))
+    with FakeTensorMode():
+        rows = torch.empty(2, 8, device="cuda:1")
+    arguments = [rows if name == "logits" else None for name in _dispatch.OPERATIONS["sample"].arguments]
+    _dispatch.run("sample", tuple(arguments), False, "triton")
+    assert current

@@ -154,7 +154,7 @@ def run(operation: str, arguments: tuple[Any, ...], check: bool | None, backend:
     by_kernels = implementation.__module__.endswith(".triton")
     # IEEE infinities and NaN are part of the arithmetic; NumPy's warnings about them are not news.
     quiet = np.errstate(all="ignore") if sys.modules.get("numpy") else contextlib.nullcontext()
-    with quiet, _subnormals():
+    with quiet, _subnormals(), _current(rows) if by_kernels else contextlib.nullcontext():
         frame = _kernels("kernels.parameters") if by_kernels and not xp.on_host(rows) else None
         named, bad = (frame or _checks).values(xp, named)
         if named.get("seed") is not None and named["seed"].ndim == 0:
@@ -170,6 +170,14 @@ def run(operation: str, arguments: tuple[Any, ...], check: bool | None, backend:
     if check or (check is None and xp.on_host(rows)):
         _checks.raise_on_dead_rows(xp, operation, result[-1])
     return tuple(result)
+
+
+def _current(rows: Array) -> Any:
+    """Make the tensors' GPU the current one for a while: triton launches there."""
+    kind = rows.device.type
+    if kind not in ("cuda", "xpu"):
+        return contextlib.nullcontext()
+    return getattr(sys.modules["torch"], kind).device(rows.device)
 
 
 @contextlib.contextmanager
