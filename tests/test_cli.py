@@ -25,6 +25,7 @@ import draftproof
 from draftproof import _native, cli
 from draftproof.cli import check, models, text
 from draftproof.cli.app import app
+from draftproof.cli.prompts import read_prompt
 from draftproof.decoding import COSTS, Emitted, SpeculativeDecoder
 from draftproof.drafters import MixDrafter
 from draftproof.integrations.transformers import CausalLM
@@ -61,6 +62,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("draft"), 2)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    (tmp_path / "prompts.jsonl").write_text('{"class": "copy", "prompt": "abc abd abc abd abc"}\n')
+    return tmp_path / "prompts.jsonl"
 
 
 def run(*arguments: Any, code: int = 0, stdin: str | None = None) -> Any:
@@ -396,10 +403,60 @@ def test_bad_sources_fail_before_loading(tmp_path: Path) -> None:
     assert said == f"error: --prompt-file {missing}: expected a file to read, got: No such file or directory\n"
 
 
+@pytest.mark.parametrize("command", [("generate", "x"), ("compare",)])
+def test_a_draft_that_is_not_there_is_found_before_the_target_loads(
+    command: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: Any) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(models, "_load_folder", load)
+    said = run(*command, "--model", folder, "--draft", "sufix", code=2).stderr
+    assert said.startswith("error: --draft: expected mix, suffix, recycling, ngram or a folder")
+    assert said.endswith("got sufix: nothing there; give its path\n")
+
+
+def test_what_has_no_effect_is_said(folder: Path, prompts: Path) -> None:
+    given = ("--model", folder, "--max-new", 4)
+    unused = ("--top-k", 5, "--top-p", 0.9, "--seed", 3)
+    said = run("generate", "x", *given, *unused, "--min-p", 0.1, "--json")
+    assert said.stderr == (
+        "note: no effect at --temperature 0: --top-k, --top-p, --min-p, --seed; --temperature 1 samples\n"
+    )
+    assert json.loads(said.stdout)["tokens"] == json.loads(run("generate", "x", *given, "--json").stdout)["tokens"]
+    assert run("generate", "x", *given, "--seed", 0).stderr.startswith("note: no effect at --temperature 0: --seed;")
+    for quiet in (("--repetition-penalty", 1.3), ("--temperature", 1, *unused)):
+        assert run("generate", "x", *given, *quiet).stderr == ""
+    compared = ("compare", "--prompts", prompts, *given, "--lookup", 3)
+    assert run(*compared, *unused).stderr.startswith("note: no effect at --temperature 0: --top-k, --top-p, --seed;")
+    assert run(*compared).stderr == ""
+
+
+def test_arguments_that_are_no_text() -> None:
+    """As Python hands on the byte 0xff of an argument."""
+    for arguments, message in (
+        (("generate", "a\udcff"), "the prompt: expected text in UTF-8, got byte 0xff at 1; convert it first"),
+        (("generate", "x", "--model", "\udcff"), "--model: expected a folder .* nothing there; give its path"),
+        (("generate", "x", "--draft", "\udcff"), "--draft: expected .* nothing there; give its path"),
+        (("generate", "--prompt-file", "\udcff"), "--prompt-file .*: expected a file to read, got: No such file .*"),
+    ):
+        assert re.fullmatch(f"error: {message}\n", run(*arguments, code=2).stderr)
+
+
+def test_closed_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(typer.Exit):
+        read_prompt(None, None, True)
+    code = "import os, sys; os.close(0); os.execl(sys.executable, sys.executable, '-m', 'draftproof', 'generate', '-')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: --stdin: expected text, got a closed stdin; give the text, or --prompt-file\n"
+
+
 def test_bad_prompt_and_eos(folder: Path) -> None:
     result = run("generate", "", "--raw", "--model", folder, code=2)
     assert result.stderr.startswith("error: prompt_ids must have at least one token")
-    fails("eos must hold ids of at least 0 .*, got -2", "--model", folder, "--eos", "-2")
+    fails("eos must be at least -1, got -2: .*", "--model", folder, "--eos", "-2")
 
 
 def test_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,6 +470,11 @@ def test_main_runs_the_application() -> None:
     light = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); {code}"
     done = subprocess.run([sys.executable, "-c", light], capture_output=True, text=True, check=True)
     assert re.fullmatch(r"draftproof \d+\.\d+\S*\nFalse\n", done.stdout)
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "draftproof", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"draftproof {draftproof.__version__}\n"
 
 
 # --- check and backends ----------------------------------------------------------------------------------------------
@@ -473,8 +535,9 @@ def test_the_level_of_the_core_can_be_forced() -> None:
             line = run("--level", level, "backends").stdout.splitlines()[-1]
             assert line == listed + ", ".join(f"{name} (in use)" if name == level else name for name in levels)
             assert core.level() == level
-        refused = run("--level", "x86_64_v9", "backends", code=2)
-        assert refused.stderr == f"error: level must be one of {', '.join(levels)}, got 'x86_64_v9'\n"
+        for wrong in ("x86_64_v9", "\udcff"):
+            refused = run("--level", wrong, "backends", code=2)
+            assert refused.stderr.startswith(f"error: level must be one of {', '.join(levels)}, got '")
     finally:
         core.set_level(before)
 

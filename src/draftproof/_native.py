@@ -34,7 +34,8 @@ def set_level(name: str) -> None:
     """Run the core at one instruction-set level. The bits are the same at each; for tests and for faulty machines."""
     if core is None:
         raise BackendError(missing)
-    if not core.set_level(name):
+    # The core itself takes no text that is not UTF-8.
+    if name not in levels() or not core.set_level(name):
         raise BackendError(f"level must be one of {', '.join(levels())}, got {name!r}")
 
 

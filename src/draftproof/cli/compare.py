@@ -17,7 +17,7 @@ from ..types import SamplingParams
 from . import options
 from .console import err, fail, out, readable_errors, wait_passively
 from .contest import Contest, Run
-from .models import load, make_drafter, sampling_rule
+from .models import check_folders, load, make_drafter, sampling_rule
 from .prompts import OWN, Prompt, read_prompts
 from .saving import check_files, read_json, write
 from .standings import Standing, same_tokens, standings, table
@@ -76,9 +76,10 @@ def compare(
     params = SamplingParams(temperature, top_k, top_p)
     lookup, clock = lookup or [3, 5, 8, 10], clock or ("cpu" if threads == 1 else "wall")
     with readable_errors():
-        options.check_sampling(params, seed)
+        options.check_sampling(params, seed or None)
         chosen, most = read_prompts(prompts, each, kinds), options.read_width(width)
         check_files(save or [])
+        check_folders(model, draft)
         settings = context.params | {"prompts": prompts.name, "lookup": lookup, "clock": clock}
         settings = {name: value for name, value in settings.items() if name not in _APART}
         made = Made(save or [], settings, *read_done(done or [], settings))

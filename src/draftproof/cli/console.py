@@ -17,6 +17,11 @@ out = Console(highlight=False, soft_wrap=True)
 err = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
+def note(message: str) -> None:
+    """Print one line that is no error."""
+    err.print(Text(f"note: {message}", style="yellow"))
+
+
 def fail(message: str) -> NoReturn:
     """Print one message and leave with exit code 2."""
     err.print(Text(f"error: {message}", style="red"))

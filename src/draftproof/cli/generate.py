@@ -15,7 +15,7 @@ from ..decoding import Generation, SpeculativeDecoder
 from ..types import SamplingParams
 from . import options
 from .console import err, out, readable_errors, wait_passively
-from .models import draft_length, encode, eos_of, load, make_drafter, sampling_rule
+from .models import check_folders, draft_length, encode, eos_of, load, make_drafter, sampling_rule
 from .prompts import EXAMPLE, read_prompt
 from .session import Session
 from .text import TextStream, by_position, summary
@@ -56,6 +56,7 @@ def generate(
     with readable_errors():
         options.check_sampling(params, seed)
         text, most = read_prompt(prompt, prompt_file, stdin), options.read_width(width)
+        check_folders(model, draft)
         wait_passively()
         with err.status("Loading torch and transformers"):
             options.use_threads(threads)

@@ -21,6 +21,15 @@ class Loaded(NamedTuple):
     tokenizer: Any
 
 
+def check_folders(model: Path | None, draft: str) -> None:
+    """Refuse folders that are not there, before the target is fetched and loaded."""
+    draft_folder = None if draft in DRAFTERS else Path(draft)
+    for option, names, folder in (("--model", "", model), ("--draft", f"{', '.join(DRAFTERS)} or ", draft_folder)):
+        if folder is not None and not folder.is_dir():
+            what = "a file" if folder.exists() else "nothing there"
+            fail(f"{option}: expected {names}a folder of a causal language model, got {folder}: {what}; give its path")
+
+
 def load(folder: Path | None, option: str, dtype: str) -> Loaded:
     """Load the model in ``folder``, or the default model, without network."""
     # Both are read on import: no network, and no progress bars from the GGUF reader, which has no other switch.
@@ -35,10 +44,6 @@ def load(folder: Path | None, option: str, dtype: str) -> Loaded:
     logging.set_verbosity_error()
     if folder is None:
         return Loaded(*load_default_model(dtype, announce=err.print))
-    if not folder.is_dir():
-        what = "a file" if folder.exists() else "nothing there"
-        names = f"{', '.join(DRAFTERS)} or " if option == "--draft" else ""
-        fail(f"{option}: expected {names}a folder of a causal language model, got {folder}: {what}; give its path")
     return _load_folder(folder, option, dtype)
 
 

@@ -12,7 +12,7 @@ import typer
 from .._native import core, set_num_threads
 from ..sampling.api import sample
 from ..types import SamplingParams
-from .console import fail
+from .console import fail, note
 
 Model = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder of a causal language model. Default: SmolLM2-135M-Instruct.")
@@ -49,8 +49,12 @@ Rule = Annotated[
 
 
 def check_sampling(params: SamplingParams, seed: int | None) -> None:
-    """Refuse parameters out of range, before a model is fetched and loaded."""
+    """Refuse parameters out of range, before a model is fetched and loaded; say which have no effect."""
     sample(np.zeros((1, 1), dtype=np.float32), **asdict(params), seed=seed or 0)
+    of_samples = {"--top-k": params.top_k, "--top-p": params.top_p, "--min-p": params.min_p, "--seed": seed}
+    given = [option for option, value in of_samples.items() if value is not None]
+    if given and params.temperature == 0:
+        note(f"no effect at --temperature 0: {', '.join(given)}; --temperature 1 samples")
 
 
 def read_width(width: str) -> int | Literal["auto"]:

@@ -33,9 +33,12 @@ def read_prompt(prompt: str | None, file: Path | None, stdin: bool) -> str:
     given = [prompt not in (None, "-"), file is not None, stdin]
     if sum(given) > 1:
         fail("expected one prompt, got several: give the text, --prompt-file or --stdin")
-    if file is None and not stdin:
-        return EXAMPLE if prompt is None else prompt
-    return (_read(file, "--prompt-file") if file else _decode(sys.stdin.buffer.read(), "--stdin")).removesuffix("\n")
+    if file is not None:
+        return _read(file, "--prompt-file").removesuffix("\n")
+    if stdin:
+        return _read_stdin().removesuffix("\n")
+    # Python keeps bytes of an argument that are no text in this form.
+    return EXAMPLE if prompt is None else _decode(prompt.encode(errors="surrogateescape"), "the prompt")
 
 
 def read_prompts(file: Path, each: int | None, kinds: list[str] | None = None) -> list[Prompt]:
@@ -69,6 +72,13 @@ def _parse(line: str, where: str) -> Prompt:
     if not (prompt.text and isinstance(prompt.text, str) and isinstance(prompt.kind, str)):
         fail(f'--prompts: expected lines such as {{"class": "story", "prompt": "Once"}}, got in {where}: {line[:60]}')
     return prompt
+
+
+def _read_stdin() -> str:
+    # Python has none where it was closed.
+    if sys.stdin is None:
+        fail("--stdin: expected text, got a closed stdin; give the text, or --prompt-file")
+    return _decode(sys.stdin.buffer.read(), "--stdin")
 
 
 def _read(file: Path, option: str) -> str:

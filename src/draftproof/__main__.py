@@ -1,0 +1,5 @@
+"""``python -m draftproof``: the command line."""
+
+from .cli import main
+
+main()
