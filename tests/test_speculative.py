@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,9 @@ transformers = pytest.importorskip("transformers")
 
 import zoo  # noqa: E402
 from draftproof import SamplingParams, sample  # noqa: E402
+from draftproof.decoding import DraftLength  # noqa: E402
 from draftproof.drafters import ModelDrafter, NgramDrafter  # noqa: E402
-from draftproof.errors import ShapeError, ValueRangeError  # noqa: E402
+from draftproof.errors import DtypeError, ShapeError, ValueRangeError  # noqa: E402
 from draftproof.integrations.transformers import CausalLM, Speculative, model_drafter  # noqa: E402
 
 VOCAB = 13
@@ -542,6 +545,10 @@ class TestRefused:
             ({"drafter": "lookup"}, "got 'lookup'"),
             ({"rule": "greedy"}, "rule must be one of"),
             ({"k": -1}, "k must be at least 0"),
+            ({"k": 2.5}, "k must be an int, got float: pass a number of tokens, 'auto' or a policy"),
+            ({"streamer": 5}, r"streamer must be an object with put\(\), end\(\), got int"),
+            ({"drafter": NgramDrafter}, "drafter must be 'mix', a drafter, a model or None"),
+            ({"drafter": SimpleNamespace(start=list)}, r"drafter must have start\(\), has_q"),
             ({"seed": 2**64}, "seed must be in"),
             ({"seed": [1, 2]}, "seed"),
             ({"drafter": zoo.toy(vocab=14)}, "vocabulary of 13 ids, got 14"),
@@ -551,6 +558,23 @@ class TestRefused:
     def test_arguments(self, arguments: dict[str, Any], match: str) -> None:
         with pytest.raises((ValueError, TypeError), match=match):
             generate(Speculative(**arguments), do_sample=True)
+
+    @pytest.mark.parametrize(
+        "arguments", [{"k": -1}, {"k": 2.5}, {"k": DraftLength}, {"streamer": transformers.TextStreamer}]
+    )
+    def test_at_once(self, arguments: dict[str, Any]) -> None:
+        with pytest.raises((ValueRangeError, DtypeError), match=next(iter(arguments))):
+            Speculative(**arguments)
+
+    @pytest.mark.parametrize("size", [-1, 0])
+    def test_prompt_in_no_pieces(self, size: int) -> None:
+        refused(f"prefill_chunk_size must be at least 1, got {size}", prefill_chunk_size=size)
+
+    def test_without_parentheses(self) -> None:
+        expected = r"custom_generate must be an object, got the class Speculative: pass Speculative\(\), with parenth"
+        with pytest.raises(DtypeError, match=expected):
+            generate(Speculative)
+        assert list(inspect.signature(Speculative).parameters) == ["drafter", "rule", "k", "seed", "streamer"]
 
 
 def test_default_rule() -> None:
