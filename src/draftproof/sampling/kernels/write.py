@@ -55,5 +55,7 @@ def conclude(
     alive = status_of_key(key) == 0
     logprob = tl.where(heat == 0.0, 0.0, log_probability(t, total))
     tl.store(logprobs + b, tl.where(alive, logprob, _NAN))
-    tl.store(raw_logprobs + b, tl.where(alive, log_probability(raw_t, raw_total), _NAN))
+    # NaN where the mask forbids one; of its bit patterns the same on every device.
+    raw_logprob = log_probability(raw_t, raw_total)
+    tl.store(raw_logprobs + b, tl.where(alive & (raw_logprob == raw_logprob), raw_logprob, _NAN))
     tl.store(kept + b, tl.where(alive, count, 0))
