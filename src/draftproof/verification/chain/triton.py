@@ -1,7 +1,23 @@
-"""Chain verification in Triton kernels: the bits of eager on NumPy, rows read no more often than the rule asks.
+"""Chain verification on GPUs, by Triton kernels. The bits are those of eager on NumPy.
 
-The launches do not depend on the data. While all rows together are small, every row that a sequence may need is looked
-at in one go; beyond that position by position, and programs of sequences that are decided return at once.
+Nothing waits for the device, and the launches are the same for any data. While all rows together are small
+(``TOGETHER``), every row up to the draft's end is looked at in one go. Beyond that it goes position by position, and
+programs of sequences that are decided return at once: only the rows that the rule needs are read.
+
+==================  =========================================  ==============================  =======================
+rule                launches together                          position by position            reads
+==================  =========================================  ==============================  =======================
+greedy              scan, judge, conclude                      K + 1 times scan, judge         1
+match               the same                                   the same                        1, and a few blocks
+match, from probs   scan, masses, judge, conclude              K + 1 times scan, masses,       2, and a chunk
+                                                               judge
+token               scan, masses, judge, residuals, conclude   the same                        2, and one pair of rows
+block               the same                                   settle; the bonus row apart     3; the bonus row 2
+==================  =========================================  ==============================  =======================
+
+Point masses need no residuals. Filters other than penalty and mask add the launches by which ``sampling`` finds ends,
+and look at all rows together. Scratch is 16 bytes for every chunk of a row; with filters and in races also the maxima
+of blocks and what holds their least exponentials, 2 int32 for every 64 ids.
 """
 
 from __future__ import annotations
