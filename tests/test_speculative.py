@@ -602,6 +602,17 @@ def test_width_is_what_was_asked_for() -> None:
         assert all(len(stats.drafted_by_position) == width for stats in speculative.stats)
 
 
+def test_a_row_at_its_end_drafts_nothing() -> None:
+    truth = generate(None, eos_token_id=2)
+    guesser, model, fed = zoo.Guesser(zoo.unpadded(truth, FIVE)), zoo.toy(), list[int]()
+    model.register_forward_pre_hook(lambda _, __, named: fed.append(named["input_ids"].shape[1]), with_kwargs=True)
+    speculative = Speculative(guesser, k=4)
+    assert generate(speculative, model=model, eos_token_id=2).tolist() == truth.tolist()
+    rounds = [stats.rounds for stats in speculative.stats]
+    assert min(rounds) < max(rounds) == len(fed)
+    assert len(guesser.proposed) <= sum(rounds)
+
+
 def test_no_row_runs_far_ahead() -> None:
     """With k="auto" a row that is 17 tokens ahead of another drafts nothing: the batch would not end sooner."""
 
