@@ -66,8 +66,14 @@ def test_each_kernel_on_the_other_targets(target: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", DEFAULT)
-def test_each_kernel_in_every_form(target: str) -> None:
-    check(target, "--all")
+def test_each_kernel_in_many_forms(target: str) -> None:
+    check(target, "--forms", "12")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", DEFAULT)
+def test_each_kernel_on_one_row_of_one_token(target: str) -> None:
+    assert forbidden(compile_for(target, "--smallest", "--forms", "4")) == {}
 
 
 if __name__ == "__main__":

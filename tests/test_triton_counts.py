@@ -57,6 +57,8 @@ CELLS = {
     "verify token": Cell("verify", {"rule": "token", "q": True}, 2 * DRAFTED + 1, 2 * (2 * DRAFTED + 1) + 2.2, 6),
     "verify token, point mass": Cell("verify", {"rule": "token"}, DRAFTED + 1, 2.2 * (DRAFTED + 1), 6),
     "verify block": Cell("verify", {"rule": "block", "q": True}, 2 * DRAFTED + 1, 3.2 * (2 * DRAFTED + 1), 6),
+    "verify token, top-k 50": Cell("verify", {"rule": "token", "q": True, "top_k": 50}, 2 * DRAFTED + 1, 11, 9),
+    "verify match, top-p": Cell("verify", {"rule": "match", "top_p": 0.9}, DRAFTED + 1, 18, 9),
     "verify_probs token": Cell("verify_probs", {"rule": "token", "q": True}, 2 * DRAFTED + 1, 14.2, 6),
     "verify_greedy": Cell("verify_greedy", {}, DRAFTED + 1, 1.01 * (DRAFTED + 1), 4),
 }
@@ -117,7 +119,7 @@ def line(name: str) -> str:
     assert rows <= cell.most, (name, rows)
     moved = sum(launch.rows + launch.other + launch.written for launch in counts.launches)
     atomics = sum(launch.atomics for launch in counts.launches)
-    times = " | ".join(f"{64 * moved / rate:.3g}" for rate in BANDWIDTH.values())
+    times = " | ".join(f"{float(f'{64 * moved / rate:.3g}'):g}" for rate in BANDWIDTH.values())
     return f"| {name} | {len(launches)} | {cell.rows} | {rows:.2f} | {moved / 1024:.0f} | {atomics} | {times} |\n"
 
 

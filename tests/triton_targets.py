@@ -29,7 +29,19 @@ TARGETS = {
     **{f"sm_{n}": GPUTarget("cuda", n, 32) for n in (80, 86, 89, 90, 100)},
     **{name: GPUTarget("hip", name, 64) for name in ("gfx90a", "gfx942")},
 }
-VOCAB, DRAFTED = 128256, 3
+
+
+class Sizes(NamedTuple):
+    """The sizes of what the operations are called on."""
+
+    vocab: int
+    drafted: int
+    batches: tuple[int, ...]
+
+
+USUAL = Sizes(128256, 3, (64, 1))
+# The compiler makes a constant of an integer that is 1, in tuples too.
+SMALLEST = Sizes(1, 1, (1,))
 
 # A division that is rounded to nearest is a routine of its own on AMD, six of these and a v_div_fixup.
 AMD_FUSED = re.compile(r"\bv_(?:pk_|dual_|div_)?(?:fma|mad|mac)\w*f(?:16|32|64)")
@@ -111,17 +123,18 @@ def of_amd(code: str) -> dict[str, Any]:
     }
 
 
-def calls() -> Iterator[Callable[[], Any]]:
+def calls(sizes: Sizes) -> Iterator[Callable[[], Any]]:
     """Return calls of the public functions that between them launch every kernel in the forms that users need."""
     import draftproof as dp
 
     def rows(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Any:
         return torch.zeros(shape, dtype=dtype)
 
-    for batch in (64, 1):
-        ids = torch.zeros((batch, DRAFTED), dtype=torch.int64)
-        mask = torch.ones((batch, -(-VOCAB // 32)), dtype=torch.int32)
-        masks = torch.ones((batch, DRAFTED + 1, -(-VOCAB // 32)), dtype=torch.int32)
+    vocab, drafted, batches = sizes
+    for batch in batches:
+        ids = torch.zeros((batch, drafted), dtype=torch.int64)
+        mask = torch.ones((batch, -(-vocab // 32)), dtype=torch.int32)
+        masks = torch.ones((batch, drafted + 1, -(-vocab // 32)), dtype=torch.int32)
         heat = torch.ones(batch)
         stream = {"seed": torch.arange(batch), "offset": torch.arange(batch)}
         given = {"temperature": heat, "top_k": 50 * heat, "top_p": 0.9 * heat, "min_p": 0.01 * heat}
@@ -134,23 +147,23 @@ def calls() -> Iterator[Callable[[], Any]]:
             {"top_k": 2000, "top_p": 0.9},
             {"top_p": 0.9},
             {"min_p": 0.1},
-            {"mask": mask.bool()[:, :1].expand(batch, VOCAB)},
+            {"mask": mask.bool()[:, :1].expand(batch, vocab)},
         ]
         for dtype in (torch.bfloat16, torch.float32, torch.float16):
-            logits = rows(batch, VOCAB, dtype=dtype)
+            logits = rows(batch, vocab, dtype=dtype)
             for chosen in settings:
                 for function in (dp.sample, dp.sample_with_logprobs):
                     yield lambda f=function, a=logits, k={**chosen, **stream}: f(a, **k, backend="triton", check=False)
                 yield lambda a=logits, k=chosen: dp.filter_logits(a, **k, backend="triton", check=False)
             yield lambda a=logits: dp.sample(a, seed=1, draft_index=2, backend="triton", check=False)
             yield lambda a=logits, k=stream: dp.sample_probs(a, **k, backend="triton", check=False)
-            target, draft = (rows(batch, DRAFTED + more, VOCAB, dtype=dtype) for more in (1, 0))
+            target, draft = (rows(batch, drafted + more, vocab, dtype=dtype) for more in (1, 0))
             for rule in ("token", "block", "match", "greedy"):
                 for own in ({**given, "mask": masks, "eos": 2}, {}, {"top_k": 50}, {"top_p": 0.9}, {"min_p": 0.1}):
                     for q in (draft, None):
                         k = {**own, **stream, "rule": rule}
                         yield lambda p=target, q=q, k=k, i=ids: dp.verify(p, q, i, **k, backend="triton", check=False)
-                uniforms = {"uniform_accept": rows(batch, DRAFTED), "uniform_sample": rows(batch, DRAFTED + 1)}
+                uniforms = {"uniform_accept": rows(batch, drafted), "uniform_sample": rows(batch, drafted + 1)}
                 for q in (draft, None):
                     for draws in (stream, uniforms):
                         k = {**draws, "rule": rule}
@@ -160,7 +173,7 @@ def calls() -> Iterator[Callable[[], Any]]:
             yield lambda p=target, i=ids: dp.verify_greedy(p, i, eos=2, backend="triton", check=False)
 
 
-def launches(target: GPUTarget) -> list[Launch]:
+def launches(target: GPUTarget, sizes: Sizes) -> list[Launch]:
     """Return every launch that the calls make, of each kind one."""
     from draftproof import _dispatch
     from draftproof._torch_arrays import TorchArrays
@@ -170,9 +183,18 @@ def launches(target: GPUTarget) -> list[Launch]:
         mock.patch.object(_dispatch, "interpreted", return_value=True),
         mock.patch.object(TorchArrays, "on_host", return_value=False),
     ):
-        for call in calls():
+        for call in calls(sizes):
             call()
     return list(found.values())
+
+
+def by_kernel(made: list[Launch]) -> dict[str, list[Launch]]:
+    """Return the launches of each kernel, by its name."""
+    named: dict[str, list[Launch]] = {}
+    for launch in made:
+        name = f"{launch.kernel.module.removeprefix('draftproof.')}.{launch.kernel.__name__}"
+        named.setdefault(name, []).append(launch)
+    return named
 
 
 def planted(target: GPUTarget) -> list[Launch]:
@@ -193,7 +215,8 @@ def main() -> None:
     """Compile and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("targets", nargs="+", choices=TARGETS)
-    parser.add_argument("--all", action="store_true", help="every form of every kernel, not one")
+    parser.add_argument("--forms", type=int, default=1, help="of each kernel at most; spread over those that occur")
+    parser.add_argument("--smallest", action="store_true", help="one row of one token")
     parser.add_argument("--planted", action="store_true", help="a kernel that is compiled as none of ours may be")
     chosen = parser.parse_args()
     (vendor,) = {TARGETS[name].backend for name in chosen.targets}
@@ -204,11 +227,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as cache:
         triton.knobs.cache.dir = cache
         for name in chosen.targets:
-            for launch in planted(TARGETS[name]) if chosen.planted else launches(TARGETS[name]):
-                kernel = f"{launch.kernel.module.removeprefix('draftproof.')}.{launch.kernel.__name__}"
-                forms = found.setdefault(kernel, {}).setdefault(name, [])
-                if chosen.all or not forms:
-                    forms.append(compiled(launch, TARGETS[name]))
+            target, sizes = TARGETS[name], SMALLEST if chosen.smallest else USUAL
+            made = planted(target) if chosen.planted else launches(target, sizes)
+            for kernel, forms in by_kernel(made).items():
+                some = forms[:: -(-len(forms) // chosen.forms)]
+                found.setdefault(kernel, {})[name] = [compiled(launch, target) for launch in some]
     json.dump(found, sys.stdout)
 
 
