@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +95,25 @@ def test_bad_parameters_of_a_device_mark_their_rows() -> None:
     assert found.tokens.tolist() == [*expected.tokens.tolist(), -1, -1, -1]
     assert found.logprobs[1:].isnan().all()
     assert found.kept.tolist()[1:] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32])
+def test_types_of_top_k(dtype: torch.dtype) -> None:
+    top_k = torch.tensor([1, 3, -1, 0]).to(dtype)
+    expected = draftproof.filter_logits(ROWS, top_k=top_k, backend="eager")
+    with simulation():
+        found = below(draftproof.filter_logits(OnDevice(ROWS), top_k=OnDevice(top_k)))
+    assert found.numpy().tobytes() == expected.numpy().tobytes()
+
+
+@pytest.mark.parametrize(("version", "reason"), [("3.5.1", "must be 3.6 or newer, got 3.5.1"), (None, "no version")])
+def test_a_triton_that_is_too_old(version: str | None, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton" / "__init__.py").write_text(f"__version__ = {version!r}\n" if version else "\n")
+    script = "import draftproof; print(draftproof.backends()['sample']['triton'])"
+    found = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(draftproof.__file__).parents[1])])}
+    said = subprocess.run([sys.executable, "-c", script], env=found, capture_output=True, text=True, check=True)
+    assert reason in said.stdout
 
 
 def test_kernels_run_on_the_gpu_of_the_tensors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,10 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import _checks
@@ -72,11 +74,25 @@ BACKENDS: dict[str, tuple[str, ...]] = {
 MISSING = {"cpu": missing} if missing else {}
 """Backends that this installation lacks, with the reason. ``auto`` passes over them, a name does not."""
 
-if importlib.util.find_spec("triton") is None:
-    MISSING["triton"] = "triton is not importable: install draftproof[triton], on Linux"
-
 REFERENCE = "reference"
 _TRITON_DEVICES = "runs on CUDA, ROCm and XPU devices, and for tests on CPU tensors under TRITON_INTERPRET=1"
+
+
+def _without_triton() -> str | None:
+    """Return why triton cannot be used, without importing it. Its distributions have many names, the module one."""
+    remedy = "install draftproof[triton], on Linux"
+    spec = importlib.util.find_spec("triton")
+    if spec is None or spec.origin is None:
+        return f"triton is not importable: {remedy}"
+    found = re.search(r"^__version__ = ['\"]((\d+)\.(\d+).*)['\"]", Path(spec.origin).read_text(encoding="utf-8"), re.M)
+    # Older compilers lack options that fix the bits.
+    if found is None or (int(found[2]), int(found[3])) < (3, 6):
+        return f"triton must be 3.6 or newer, got {found[1] if found else 'no version'}: {remedy}"
+    return None
+
+
+if reason := _without_triton():
+    MISSING["triton"] = reason
 
 
 def interpreted() -> bool:

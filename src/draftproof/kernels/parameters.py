@@ -14,12 +14,13 @@ from ..numerics.constants import FLT_MAX, MAX_VOCAB
 from ..numerics.triton_math import OPTIONS
 from ..types import Array, Status
 
-# Least and largest value, and what a flagged row goes on with: the ranges of ``_checks``.
+# The ranges of ``_checks``: whether 0 is allowed, the largest value, and what a flagged row goes on with. A subnormal
+# constant would make the comparison one of float64.
 _FLOATS = {
-    "temperature": (0.0, FLT_MAX, 1.0),
-    "top_p": (0.0, 1.0, 1.0),
-    "min_p": (0.0, 1.0, 0.0),
-    "repetition_penalty": (2.0**-149, FLT_MAX, 1.0),
+    "temperature": (True, FLT_MAX, 1.0),
+    "top_p": (True, 1.0, 1.0),
+    "min_p": (True, 1.0, 0.0),
+    "repetition_penalty": (False, FLT_MAX, 1.0),
 }
 _INTEGERS = {"top_k": -1, "offset": 0, "num_draft_tokens": 0, "draft_index": 0}
 _MAX_VOCAB = tl.constexpr(MAX_VOCAB)
@@ -85,6 +86,7 @@ def _working(name: str, a: Array) -> Array:
         return a.to(torch.float32)
     if a.is_floating_point():
         # What is no integer becomes a bad one.
+        a = a.to(torch.float32)  # not every type holds the limits
         a = torch.where(a % 1 == 0, a, -2).clamp(-2, MAX_VOCAB)
     return a.to(torch.int64)
 
@@ -97,7 +99,7 @@ def _check(given, checked, largest, marks, batch, KINDS: tl.constexpr, TOP_K: tl
     for i in tl.static_range(len(given)):
         value = tl.load(given[i] + row, mask=inside, other=0)
         if given[i].dtype.element_ty == tl.float32:
-            good = (value >= KINDS[i][0]) & (value <= KINDS[i][1])
+            good = (value >= 0.0) & (value <= KINDS[i][1]) & ((value != 0.0) | KINDS[i][0])
             value = tl.where(good, value, KINDS[i][2])
         else:
             good = (value >= KINDS[i]) & (value <= largest[i])
