@@ -105,7 +105,8 @@ def test_launches_and_reads_are_few(name: str) -> None:
     cell = CELLS[name]
     counts = count(cell, SMALL)
     assert len(counts.launches) <= cell.launches
-    assert cell.rows * 0.99 <= read(counts, SMALL) <= cell.most * 1.1
+    # Of fewer blocks a larger share can win.
+    assert cell.rows * 0.99 <= read(counts, SMALL) <= cell.most + 0.2 * cell.rows
     assert not any(launch.atomics for launch in counts.launches) or "top-k" in name
 
 
