@@ -140,11 +140,21 @@ def test_order_keys_order_as_the_floats_do() -> None:
 
 
 @triton.jit
+def _arrivals(seed, ids, offset, draft_index):
+    w0, w1, w2, w3 = tp.token_words(seed, ids >> 2, offset, draft_index)
+    low = tl.where((ids & 1) == 0, w0, w1)
+    high = tl.where((ids & 1) == 0, w2, w3)
+    own = tm.noise(tl.where((ids & 2) == 0, low, high))
+    least, holder = tp.block_race(seed, ids >> 6, offset, draft_index)
+    return tl.where((ids & 63) == holder, least, least + own)
+
+
+@triton.jit
 def _races(seed, offset, index, vocab, tokens, accept, emit, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     s, o, i = tl.load(seed + row), tl.load(offset + row), tl.load(index + row)
     ids = tl.arange(0, BLOCK)
-    tl.store(tokens + row * vocab + ids, tp.id_race(s, ids, o, i), mask=ids < vocab)
+    tl.store(tokens + row * vocab + ids, _arrivals(s, ids, o, i), mask=ids < vocab)
     w0, w1 = tp.emit_words(s, o, tl.maximum(i, 0))
     tl.store(accept + row, tp.accept_word(s, o, tl.maximum(i, 0)))
     tl.store(emit + row, tm.fraction(w0, w1))

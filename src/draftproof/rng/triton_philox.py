@@ -62,17 +62,6 @@ def block_race(seed, block, offset, draft_index):
 
 
 @triton.jit
-def id_race(seed, ids, offset, draft_index):
-    """Return the arrival times of ids, two counters each."""
-    w0, w1, w2, w3 = token_words(seed, ids >> 2, offset, draft_index)
-    low = tl.where((ids & 1) == 0, w0, w1)
-    high = tl.where((ids & 1) == 0, w2, w3)
-    own = noise(tl.where((ids & 2) == 0, low, high))
-    least, holder = block_race(seed, ids // BLOCK, offset, draft_index)
-    return tl.where((ids % BLOCK) == holder, least, least + own)
-
-
-@triton.jit
 def accept_word(seed, offset, index):
     """Return the word behind the uniform that accepts or rejects draft ``index`` of the round."""
     w0, _, _, _ = philox(seed, index * 0, offset, index | (_ACCEPT << 24))
