@@ -2,10 +2,10 @@
 
 ``python benchmarks/gpu.py`` needs torch and triton and nothing else, runs from a checkout without an installation, and
 ends within eight minutes: what finds no time is left out, and it says so. It prints a table, and writes a line per cell
-and contestant to ``--csv``. Times are medians of 30 calls after 5, by events of the device; ``graph`` replays a captured
-graph, without the cost of launching from Python, and ``calls`` does not. Kernels are compiled when they are first
-called, which takes much of the run. Rows are used again and again, as a model's own logits are: they come from the
-cache where they fit. ``--device cpu`` interprets the kernels, which tries the script and measures nothing.
+and contestant to ``--csv``. Times are medians of 30 calls after 5, by events of the device; ``graph`` replays a
+captured graph, without the cost of launching from Python, and ``calls`` does not. Kernels are compiled when they are
+first called, which takes much of the run. Rows are used again and again, as a model's own logits are: they come from
+the cache where they fit. ``--device cpu`` interprets the kernels, which tries the script and measures nothing.
 """
 
 from __future__ import annotations
