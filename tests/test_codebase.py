@@ -36,7 +36,8 @@ def test_import_loads_nothing_optional() -> None:
 
 
 def test_import_is_fast() -> None:
-    code = "import numpy, time; start = time.perf_counter(); import draftproof; print(time.perf_counter() - start)"
+    # Processor time: what other processes do meanwhile is not ours.
+    code = "import numpy, time; start = time.process_time(); import draftproof; print(time.process_time() - start)"
     assert statistics.median(float(fresh(code)) for _ in range(5)) < 0.2
 
 
