@@ -71,9 +71,6 @@ BACKENDS: dict[str, tuple[str, ...]] = {
 }
 """Device type -> backends, best first. Other devices run eager."""
 
-MISSING = {"cpu": missing} if missing else {}
-"""Backends that this installation lacks, with the reason. ``auto`` passes over them, a name does not."""
-
 REFERENCE = "reference"
 _TRITON_DEVICES = "runs on CUDA, ROCm and XPU devices, and for tests on CPU tensors under TRITON_INTERPRET=1"
 
@@ -91,8 +88,8 @@ def _without_triton() -> str | None:
     return None
 
 
-if reason := _without_triton():
-    MISSING["triton"] = reason
+MISSING = {name: reason for name, reason in (("cpu", missing), ("triton", _without_triton())) if reason}
+"""Backends that this installation lacks, with the reason. ``auto`` passes over them, a name does not."""
 
 
 def interpreted() -> bool:

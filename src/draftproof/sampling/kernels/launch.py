@@ -52,7 +52,7 @@ def side_by_side(rows: Array) -> Array:
     """Return rows as kernels read them: elements side by side, no float64. Most rows are so already."""
     if rows.dtype == torch.float64:
         rows = rows.float()
-    return rows if rows.shape[1] < 2 or rows.stride(1) == 1 else rows.contiguous()
+    return rows if rows.shape[-1] < 2 or rows.stride(-1) == 1 else rows.contiguous()
 
 
 def per_row(values: Array | None) -> Array | None:

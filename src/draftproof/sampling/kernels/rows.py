@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from ...numerics.triton_math import div, exponent, from_order_key, least_exponent, load_row, order_key, penalise
+from ...types import Status
 
 BLOCK = tl.constexpr(64)
 LAST_ID = tl.constexpr((1 << 31) - 1)
@@ -21,8 +22,8 @@ _KEY_OF_INFINITY = tl.constexpr(0x7F800000)
 LEAST_KEY = tl.constexpr(-0x7F800000)  # of the lowest finite logit
 NAN_KEY = tl.constexpr(0x7FFFFFFF)
 _LOWEST = tl.constexpr(-(1 << 63))
-_NAN = tl.constexpr(1)
-_EMPTY_SUPPORT = tl.constexpr(2)
+_NAN = tl.constexpr(int(Status.NAN))
+_EMPTY_SUPPORT = tl.constexpr(int(Status.EMPTY_SUPPORT))
 
 
 class Rows(NamedTuple):
@@ -111,10 +112,15 @@ def mark_seen(seen, words, history, history_stride, length, vocab, WIDTH: tl.con
     b = tl.program_id(0).to(tl.int64)
     for first in range(0, length, WIDTH):
         at = first + tl.arange(0, WIDTH)
-        ids = tl.load(history + b * history_stride + at, mask=at < length, other=-1)
-        inside = (ids >= 0) & (ids < vocab)
-        bit = tl.full([WIDTH], 1, tl.int32) << (ids & 31).to(tl.int32)
-        tl.atomic_or(seen + b * words + (ids >> 5), bit, mask=inside, sem="relaxed")
+        mark(seen + b * words, vocab, tl.load(history + b * history_stride + at, mask=at < length, other=-1))
+
+
+@triton.jit
+def mark(words, vocab, ids):
+    """Set the bits of the ids that are in the vocabulary."""
+    inside = (ids >= 0) & (ids < vocab)
+    bit = tl.where(inside, 1, 0) << (ids & 31).to(tl.int32)
+    tl.atomic_or(words + (ids >> 5), bit, mask=inside, sem="relaxed")
 
 
 @triton.jit

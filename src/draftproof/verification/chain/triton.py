@@ -28,7 +28,7 @@ import torch
 import triton
 
 from ...numerics.triton_math import OPTIONS
-from ...sampling.kernels.launch import SMALLEST_TILE, Shares, per_row
+from ...sampling.kernels.launch import SMALLEST_TILE, Shares, per_row, side_by_side
 from ...sampling.kernels.rows import BLOCK, Scanned
 from ...sampling.kernels.rows import Rows as FlatRows
 from ...sampling.triton import Prepared, ends_of
@@ -129,10 +129,6 @@ def _chains(
     vocab = max(target.shape[-1], 0 if draft is None else draft.shape[-1])
     lined_up = (None if a is None else a.contiguous() for a in (tokens, lengths, eos, *draws))
     return Chains(tokens.shape[1], 0 if eos is None else eos.shape[1], vocab, *lined_up)
-
-
-def _side_by_side(rows: Array) -> Array:
-    return rows if rows.shape[-1] < 2 or rows.stride(-1) == 1 else rows.contiguous()
 
 
 def _widened(mask: Array, vocab: int, draft_vocab: int) -> Array:
@@ -240,12 +236,12 @@ class _Round:
 
     def _rows(self, side: Side) -> Rows:
         """Return the rows of a side with room for what launches leave of them."""
-        entries = _side_by_side(side.entries.float() if side.entries.dtype == torch.float64 else side.entries)
+        entries = side_by_side(side.entries)
         _, count, vocab = entries.shape
         chunks = triton.cdiv(vocab, CHUNK)
         mask = side.mask
         if mask is not None:
-            mask = _side_by_side(mask.view(torch.uint8) if mask.dtype == torch.bool else mask)
+            mask = side_by_side(mask.view(torch.uint8) if mask.dtype == torch.bool else mask)
         return Rows(
             entries=entries,
             batch=entries.stride(0),
@@ -311,6 +307,8 @@ def _with_ends(rows: Rows, filters: Any) -> Rows:
         mask,
         0 if mask is None else mask.stride(0),
     )
+    # The rows have their penalty already.
+    filters = filters._replace(repetition_penalty=None)
     scanned = Scanned(flat(rows.maxima), None, flat(rows.best), rows.chunks)
     share = Shares(rows.chunks, CHUNK // BLOCK.value, min(SMALLEST_TILE, CHUNK // BLOCK.value))
     return rows._replace(

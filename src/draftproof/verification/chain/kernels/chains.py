@@ -58,8 +58,7 @@ def load_drafts(chains, b, POSITIONS: tl.constexpr):
 @triton.jit
 def _among(chains, b, token):
     """Return whether each token is one of the row's eos ids."""
-    hit = token < -1
-    hit = hit & (token >= 0)
+    hit = tl.zeros_like(token) != 0
     for e in range(chains.eos_width):
         end = tl.load(chains.eos + b * chains.eos_width + e)
         hit = hit | ((token == end) & (end >= 0))
@@ -69,7 +68,7 @@ def _among(chains, b, token):
 @triton.jit
 def is_eos(chains, b, token):
     """Return whether a token is one of the row's eos ids."""
-    hit = token < -1
+    hit = tl.zeros_like(token) != 0
     if chains.eos is not None:
         hit = _among(chains, b, token)
     return hit

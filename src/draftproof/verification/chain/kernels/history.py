@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ....sampling.kernels.rows import mark
 from .chains import load_drafts
 
 
@@ -16,13 +17,6 @@ def mark_history(seen, words, vocab, history, length, chains, POSITIONS: tl.cons
     if history is not None:
         for first in range(0, length, WIDTH):
             at = first + tl.arange(0, WIDTH)
-            _mark(bits, vocab, tl.load(history + b.to(tl.int64) * length + at, mask=at < length, other=-1))
+            mark(bits, vocab, tl.load(history + b.to(tl.int64) * length + at, mask=at < length, other=-1))
     drafts = load_drafts(chains, b, POSITIONS)
-    _mark(bits, vocab, tl.where(tl.arange(0, POSITIONS) < i, drafts, -1))
-
-
-@triton.jit
-def _mark(bits, vocab, ids):
-    inside = (ids >= 0) & (ids < vocab)
-    bit = tl.where(inside, 1, 0) << (ids & 31).to(tl.int32)
-    tl.atomic_or(bits + (ids >> 5), bit, mask=inside, sem="relaxed")
+    mark(bits, vocab, tl.where(tl.arange(0, POSITIONS) < i, drafts, -1))
