@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from command_line import field, run, save
 from draftproof.cli import saving
 from draftproof.cli.contest import OWN, PLAIN, Contest, Run
 from draftproof.cli.prompts import OWN as OWN_PROMPTS
 from draftproof.cli.prompts import read_prompts
 from draftproof.cli.standings import same_tokens, speeds, standings
 from draftproof.decoding import Stats
-from test_cli import field, run, save
 
 LINES = (
     '{"class": "copy", "prompt": "abc abd abc abd abc"}\n\n'
@@ -208,7 +208,6 @@ def test_every_prompt_is_saved(folder: Path, prompts: Path, tmp_path: Path, monk
 
 
 def test_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     saving.write(tmp_path / "speed.png", {}, RUNS, standings(RUNS))
     assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 import draftproof
-import test_bits as matrix
+import matrix
 from draftproof import BackendError, _dispatch, testing
 from draftproof._dispatch import OPERATIONS, interpreted
 from draftproof.testing import grid
-from test_bits import DEFINITION, FILTERS, KINDS, RULES, Call, Subject, assert_same
+from matrix import DEFINITION, FILTERS, KINDS, RULES, Call, Subject, assert_same
 
 BATCH = len(KINDS)
 DEVICES = [name for name in ("cuda", "xpu") if getattr(torch, name).is_available()]

@@ -22,8 +22,8 @@ from draftproof.types import Status
 if not interpreted():
     pytest.skip("needs triton's interpreter", allow_module_level=True)
 
+from matrix import integers, logits, spread
 from simulated import OnDevice, below, simulation
-from test_bits import integers, logits, spread
 
 B, K, V = 4, 2, 130
 ROWS = torch.from_numpy(logits(B, V, 3, B))

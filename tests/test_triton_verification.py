@@ -6,12 +6,12 @@ import importlib
 
 import pytest
 
-import test_bits as matrix
+import matrix
 
 pytest.importorskip("triton")
 
 from draftproof._dispatch import interpreted
-from test_bits import DEFINITION, RULES, Subject, assert_same
+from matrix import DEFINITION, RULES, Subject, assert_same
 
 if not interpreted():
     pytest.skip("needs triton's interpreter", allow_module_level=True)
