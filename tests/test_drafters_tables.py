@@ -182,6 +182,18 @@ def test_most_likely_of_infinite_logits(kind: Any) -> None:
     assert most_likely(kind(np.full(3, np.nan, np.float32)), 2).keys() <= {0, 1, 2}
 
 
+@pytest.mark.parametrize("vocab", [3, 600, 5000])
+def test_most_likely_of_equal_logits(vocab: int) -> None:
+    """The lower ids, also where a mask leaves fewer than asked for, or one logit is NaN."""
+    row = np.zeros(vocab, np.float32)
+    assert list(most_likely(row, 3)) == [0, 1, 2]
+    row[:] = -np.inf
+    row[[0, vocab - 1]] = 1
+    assert most_likely(row, 3) == {0: 1.0, vocab - 1: 1.0}
+    row[1] = np.nan
+    assert len(most_likely(row, 2)) <= 2
+
+
 def test_recycling_against_a_table() -> None:
     """One candidate an entry: what the target last found most likely after the same two tokens, else the same one."""
     model, rng = TableModel(seed=3), np.random.default_rng(5)

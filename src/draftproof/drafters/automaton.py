@@ -27,12 +27,12 @@ class SuffixAutomaton:
 
     def append(self, token: int) -> None:
         """Add a token to the text."""
-        self.state, self.matched = self.advance(self.state, self.matched, token)
+        state, self.matched = self.advance(self.state, self.matched, token)
         self._grow(token)
         self.text.append(token)
-        self.state = state = self.settle(self.state, self.matched)
-        self.earlier = self.ends[state]
+        self.state = state = self.settle(state, self.matched)
         links, counts, ends, end = self.links, self.counts, self.ends, len(self.text)
+        self.earlier = ends[state]
         while state > 0:
             counts[state] += 1
             ends[state] = end
@@ -40,30 +40,32 @@ class SuffixAutomaton:
 
     def advance(self, state: int, matched: int, token: int) -> tuple[int, int]:
         """Return the longest suffix of a matched substring and ``token`` that occurs, within ``depth``."""
-        while state >= 0 and token not in self.next[state]:
+        following = self.next
+        while (longer := following[state].get(token)) is None:
             state = self.links[state]
+            if state < 0:
+                return 0, 0
             matched = self.lengths[state]
-        if state < 0:
-            return 0, 0
-        matched = min(matched + 1, self.depth)
-        return self.settle(self.next[state][token], matched), matched
+        matched = matched + 1 if matched < self.depth else self.depth
+        return self.settle(longer, matched), matched
 
     def settle(self, state: int, matched: int) -> int:
         """Return the state of a substring that ended in ``state`` before the text grew."""
-        while self.lengths[self.links[state]] >= matched > 0:
-            state = self.links[state]
-        return state if matched else 0
+        if not matched:
+            return 0
+        links, lengths = self.links, self.lengths
+        while lengths[shorter := links[state]] >= matched:
+            state = shorter
+        return state
 
     def _grow(self, token: int) -> None:
         following, links, lengths = self.next, self.links, self.lengths
         state = self._whole
         self._whole = new = self._add({}, lengths[state] + 1, 0, 1, len(self.text) + 1)
-        while state >= 0 and token not in following[state]:
-            following[state][token] = new
+        while (old := following[state].setdefault(token, new)) == new:
             state = links[state]
-        if state < 0:
-            return
-        old = following[state][token]
+            if state < 0:
+                return
         if lengths[old] > lengths[state] + 1:
             # The substrings up to this length now end at one position more than the longer ones.
             copy = self._add(following[old].copy(), lengths[state] + 1, links[old], self.counts[old], self.ends[old])

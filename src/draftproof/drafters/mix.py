@@ -104,5 +104,7 @@ def promise(acceptance: Sequence[float]) -> float:
     for width, chance in enumerate(acceptance, 1):
         reached *= chance
         expected += reached
-        best = max(best, expected / (1 + _ANY + _EACH * width))
+        value = expected / (1 + _ANY + _EACH * width)
+        if value > best:
+            best = value
     return best

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator
 
@@ -18,6 +19,7 @@ _KEPT = 0.5
 _SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)
 
 _LN2 = math.log(2)
+_ROWS = 64
 
 Key = int | tuple[int, int]
 
@@ -98,11 +100,14 @@ class RecyclingState(TableState):
         self._heard, self._end = {}, ids[-2:]
 
     def _enter(self, key: Key, candidates: dict[int, float]) -> None:
-        weights = {token: _KEPT * weight for token, weight in self._table.pop(key, {}).items()}
-        for token, weight in candidates.items():
-            weights[token] = weights.get(token, 0.0) + weight
-        heaviest = sorted(weights.items(), key=lambda item: -item[1])[: self._candidates]
-        self._table[key] = dict(heaviest)
+        old = self._table.pop(key, None)
+        if old:
+            weights = {token: _KEPT * weight for token, weight in old.items()}
+            for token, weight in candidates.items():
+                weights[token] = weights.get(token, 0.0) + weight
+            heaviest = sorted(weights, key=weights.__getitem__, reverse=True)[: self._candidates]
+            candidates = {token: weights[token] for token in heaviest}
+        self._table[key] = candidates
         if len(self._table) > self._capacity:
             self._table.popitem(last=False)
 
@@ -118,7 +123,7 @@ class RecyclingState(TableState):
             # The heaviest stands first.
             token, weight = next(iter(weights.items()))
             share = weight / sum(weights.values())
-            yield token, (len(_SHARES) + 1) * exact + sum(share > border for border in _SHARES)
+            yield token, (len(_SHARES) + 1) * exact + bisect_left(_SHARES, share)
             before, last = last, token
 
 
@@ -129,16 +134,29 @@ def most_likely(row: Array, count: int) -> dict[int, float]:
         values, ids = (part.tolist() for part in row.topk(count))
     else:
         row = np.asarray(row)
-        # The largest maxima of 64 strided places each leave few places to look.
-        strides = len(row) // 64
-        maxima = row[: strides * 64].reshape(64, strides).max(axis=0)
-        best = maxima.argpartition(-count)[-count:] if strides > count else np.arange(strides)
-        places = (best + strides * np.arange(64)[:, None]).ravel()
-        if len(row) % 64:
-            places = np.concatenate([places, np.arange(strides * 64, len(row))])
-        found = row[places]
-        order = found.argsort()[: -count - 1 : -1]
-        values, ids = found[order].tolist(), places[order].tolist()
-    # Of equal values, infinite ones too, the difference is 0.
-    gaps = [values[0] - value if value < values[0] else 0.0 for value in values]
-    return {token: math.ldexp(1.0, -round(gap / _LN2)) for token, gap in zip(ids, gaps, strict=True) if gap < 40}
+        places = _largest(row, count)
+        values, ids = row[places].tolist(), places.tolist()
+    best, weights = values[0], {}
+    for token, value in zip(ids, values, strict=True):
+        # Of equal values, infinite ones too, the difference is 0.
+        gap = best - value if value < best else 0.0
+        if gap < 40:
+            weights[token] = math.ldexp(1.0, -round(gap / _LN2))
+    return weights
+
+
+def _largest(row: Array, count: int) -> Array:
+    """Return the places of the ``count`` largest logits, largest first, of equals the lower first."""
+    columns = len(row) // _ROWS
+    if columns <= count:
+        return (-row).argsort(kind="stable")[:count]
+    grid = row[: columns * _ROWS].reshape(_ROWS, columns)
+    maxima = grid.max(axis=0)
+    # At least ``count`` logits reach this bound, and few do. NaN is above all.
+    bound = np.partition(maxima, -count)[-count]
+    few = (~(maxima < bound)).nonzero()[0]
+    rows, found = (~(grid.take(few, axis=1) < bound)).nonzero()
+    places = columns * rows + few[found]
+    if len(row) % _ROWS:
+        places = np.concatenate([places, np.arange(columns * _ROWS, len(row))])
+    return places[(-row[places]).argsort(kind="stable")[:count]]

@@ -85,12 +85,13 @@ class SuffixState(TableState):
         if matched == 0:
             return
         following, counts = automaton.next, automaton.counts
+        single = following[0]
         before, last = text[-2:]
         # The pair at the end of the text has occurred once without a token after it.
-        end = following[following[0][before]][last]
+        end = following[single[before]][last]
         for length, at in enumerate(cycle(range(automaton.earlier, len(text))), matched):
             token = text[at]
-            pair = following[following[0][before]].get(last, 0)
+            pair = following[single[before]].get(last, 0)
             followed = counts[pair] - (pair == end)
             agreement = 0
             if followed > 1:

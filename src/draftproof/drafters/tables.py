@@ -48,20 +48,21 @@ class TableState(ABC):
             self._chances.learn(self._kinds, self._guessed, new)
             self._known += len(new)
             self.read(new)
-        self._guessed, self._kinds = [], []
-        chances: list[float] = []
+        guessed, kinds, chances = [], [], []
         known: dict[int, float] = {}
-        reached = 1.0
+        reached, least = 1.0, self.least
         for token, kind in islice(self.guess(), width):
-            if kind not in known:
-                known[kind] = self._chances(kind)
-            reached *= known[kind]
-            if reached < self.least:
+            chance = known.get(kind)
+            if chance is None:
+                chance = known[kind] = self._chances(kind)
+            reached *= chance
+            if reached < least:
                 break
-            self._guessed.append(token)
-            self._kinds.append(kind)
-            chances.append(known[kind])
-        return Draft(np.array(self._guessed, dtype=np.int64), None, chances)
+            guessed.append(token)
+            kinds.append(kind)
+            chances.append(chance)
+        self._guessed, self._kinds = guessed, kinds
+        return Draft(np.array(guessed, dtype=np.int64), None, chances)
 
     def accept(self, num_accepted: int, next_token: int, target_logits: Array) -> None:  # noqa: B027
         """Do nothing: the next context tells."""
