@@ -33,6 +33,7 @@ NUMBERS: dict[str, Any] = {"seed": 5, "offset": 7}
 TENSORS: dict[str, Any] = {"seed": torch.arange(B), "offset": torch.arange(B) * 3}
 FILTERS = {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01}
 HEAT = torch.tensor([1.0, 0.5, 0.0, 2.0])
+MASK = torch.arange(V).repeat(B, K + 1, 1) % 5 > 0
 PER_ROW = {"temperature": HEAT, "top_p": torch.full((B,), 0.9)}
 
 # A call, what torch launches for it, and how many kernels.
@@ -46,6 +47,14 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], list[str], int]] = 
     "verify": (
         *("verify", (TARGET, TARGET[:, :K], TOKENS), {**NUMBERS, "eos": [3, 5]}),
         *(["full", "full", "stack", *["full"] * 5, "contiguous"], 6),
+    ),
+    "verify, filters": (
+        *("verify", (TARGET, TARGET[:, :K], TOKENS), {**TENSORS, **FILTERS, "rule": "block"}),
+        *(["full"] * 9, 19),
+    ),
+    "verify, top-p a row, mask": (
+        *("verify", (TARGET, None, TOKENS), {**TENSORS, **PER_ROW, "rule": "match", "mask": MASK}),
+        *(["full"], 11),
     ),
     "verify_probs": ("verify_probs", (TARGET.softmax(-1), None, TOKENS), NUMBERS, ["full"] * 3, 5),
     "verify_greedy": ("verify_greedy", (TARGET, TOKENS), {"eos": 3}, ["full", "stack", "full", "contiguous"], 3),

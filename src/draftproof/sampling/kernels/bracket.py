@@ -19,6 +19,7 @@ from .rows import (
     key_of_rank,
     load_logits,
     open_row,
+    owner_of,
     status_of_key,
 )
 from .search import range_of_mass
@@ -46,16 +47,18 @@ def narrow_bracket(
 ):
     """Leave the round ``after`` the one ``before``, which is None for the first. Grid (B, programs)."""
     b = tl.program_id(0)
+    own = owner_of(rows, b)
     best = best_of_row(scanned, b, PROGRAMS)
     if checks_top_p(rows, filters, b) & (status_of_key(key_of_rank(best)) == 0):
         maximum = from_order_key(key_of_rank(best))
-        c = scale(tl.load(filters.temperature + b))
+        c = scale(tl.load(filters.temperature + own))
         if before is None:
             low, high = range_of_mass(maximum, c)
             above = tl.full([], 0, tl.int64)
             limit = above
         else:
-            low, high, above, limit = next_bracket(before, filters, scanned, b, PROGRAMS, PIVOTS)
+            top_p = tl.load(filters.top_p + own)
+            low, high, above, limit = next_bracket(before, top_p, scanned, b, PROGRAMS, PIVOTS)
         if tl.program_id(1) == 0:
             bracket = after.bracket + b.to(tl.int64) * 4
             tl.store(bracket, low)
@@ -87,7 +90,7 @@ def _weigh_pivots(rows, scanned, b, share, low, high, maximum, c, PIVOTS: tl.con
 
 
 @triton.jit
-def next_bracket(before, filters, scanned, b, PROGRAMS: tl.constexpr, PIVOTS: tl.constexpr):
+def next_bracket(before, top_p, scanned, b, PROGRAMS: tl.constexpr, PIVOTS: tl.constexpr):
     """Return ``(low, high, above, limit)``: the mass that reaches low is at least the limit, that of high less."""
     bracket = before.bracket + b.to(tl.int64) * 4
     low, high = tl.load(bracket), tl.load(bracket + 1)
@@ -96,7 +99,7 @@ def next_bracket(before, filters, scanned, b, PROGRAMS: tl.constexpr, PIVOTS: tl
     at = (b.to(tl.int64) * scanned.programs + program) * PIVOTS + pivot
     masses = tl.sum(tl.load(before.masses + at, mask=program < scanned.programs, other=0), axis=0)
     # The first pivot is low, which in the first round all mass reaches.
-    limit = tl.where(limit == 0, theta(tl.load(filters.top_p + b), tl.max(masses, axis=0)), limit)
+    limit = tl.where(limit == 0, theta(top_p, tl.max(masses, axis=0)), limit)
     pivots = _pivots(low, high, PIVOTS).to(tl.int64)
     reaches = masses >= limit
     above = tl.maximum(above, tl.max(tl.where(reaches, 0, masses), axis=0))

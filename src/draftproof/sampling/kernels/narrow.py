@@ -26,6 +26,7 @@ from .rows import (
     midpoint,
     open_blocks,
     open_row,
+    owner_of,
     pick,
     rank,
     rank_of_key,
@@ -61,6 +62,7 @@ def gather(
 ):
     """List the tokens among which top-k or top-p ends a row; ``rounds`` is the last round or None. Grid (B,)."""
     b = tl.program_id(0)
+    own = owner_of(rows, b)
     row = open_row(rows, b)
     blocks, start_of_row = blocks_of(rows, b)
     maxima = scanned.maxima + start_of_row
@@ -69,12 +71,12 @@ def gather(
     high = low
     if status_of_key(key_of_rank(best)) == 0:
         if filters.top_k is not None:
-            k = tl.load(filters.top_k + b)
-            heat = tl.load(filters.temperature + b)
+            k = tl.load(filters.top_k + own)
+            heat = tl.load(filters.temperature + own)
             if (k < rows.vocab) & (heat > 0.0):
                 low = _least_of_top_k(row, maxima, k, heat, best, CHUNK, STEP)
         if rounds is not None and checks_top_p(rows, filters, b):
-            low, high, _, _ = next_bracket(rounds, filters, scanned, b, PROGRAMS, PIVOTS)
+            low, high, _, _ = next_bracket(rounds, tl.load(filters.top_p + own), scanned, b, PROGRAMS, PIVOTS)
     found = tl.full([], 0, tl.int32)
     for first in range(0, blocks, CHUNK):
         block = first + tl.arange(0, CHUNK)
@@ -120,11 +122,12 @@ def narrow(
     Without ``rounds`` the ends of rows with top-p and no top-k leave out top-p.
     """
     b = tl.program_id(0)
+    own = owner_of(rows, b)
     row = open_row(rows, b)
     _, start = blocks_of(rows, b)
     maxima = scanned.maxima + start
     best = best_of_row(scanned, b, PROGRAMS)
-    heat = tl.load(filters.temperature + b)
+    heat = tl.load(filters.temperature + own)
     end = tl.full([], LEAST_KEY, tl.int64) << 32
     if status_of_key(key_of_rank(best)) == 0:
         if heat == 0.0:
@@ -132,17 +135,18 @@ def narrow(
         else:
             maximum = from_order_key(key_of_rank(best))
             c = scale(heat)
-            if filters.top_k is not None and tl.load(filters.top_k + b) < rows.vocab:
-                end = _end_of_list(row, maxima, filters, listed, b, heat, maximum, c, SIZE, CHUNK, STEP)
+            if filters.top_k is not None and tl.load(filters.top_k + own) < rows.vocab:
+                end = _end_of_list(row, maxima, filters, own, listed, b, heat, maximum, c, SIZE, CHUNK, STEP)
             if rounds is not None and checks_top_p(rows, filters, b):
-                low, high, above, limit = next_bracket(rounds, filters, scanned, b, PROGRAMS, PIVOTS)
+                top_p = tl.load(filters.top_p + own)
+                low, high, above, limit = next_bracket(rounds, top_p, scanned, b, PROGRAMS, PIVOTS)
                 if tl.load(listed.counts + b) <= SIZE:
                     ranks = _list_of_row(listed, b, SIZE)
                     end = _last_to_reach(ranks, _masses(ranks, maximum, c), limit - above)
                 else:
                     end = end_of_mass(row, maxima, low, high, limit, maximum, c, CHUNK, STEP)
             if filters.min_p is not None:
-                end = tl.maximum(end, end_of_min_p(maximum, c, tl.load(filters.min_p + b)))
+                end = tl.maximum(end, end_of_min_p(maximum, c, tl.load(filters.min_p + own)))
     tl.store(ends + b, end)
 
 
@@ -151,6 +155,7 @@ def _end_of_list(
     row,
     maxima,
     filters,
+    own,
     listed,
     b,
     temperature,
@@ -161,10 +166,10 @@ def _end_of_list(
     STEP: tl.constexpr,
 ):
     """Return the end of a row with top-k, and top-p after it: in the list, or by search where it overflowed."""
-    k = tl.load(filters.top_k + b)
+    k = tl.load(filters.top_k + own)
     p = 1.0
     if filters.top_p is not None:
-        p = tl.load(filters.top_p + b)
+        p = tl.load(filters.top_p + own)
     if tl.load(listed.counts + b) <= SIZE:
         ranks = _list_of_row(listed, b, SIZE)
         valid = (ranks > _LOWEST).to(tl.int64)

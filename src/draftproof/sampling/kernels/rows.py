@@ -36,6 +36,7 @@ class Rows(NamedTuple):
     penalty: Any  # float32 [B]
     mask: Any  # uint8 [B, V], int32 [B, ceil(V / 32)], or None
     mask_stride: Any
+    each: Any = 1  # rows that share their penalty and filters, one after the other
 
 
 class Stream(NamedTuple):
@@ -58,14 +59,19 @@ class Scanned(NamedTuple):
 @triton.jit
 def open_row(rows, b):
     """Return row b as the tuple that ``load_logits`` takes."""
-    b = b.to(tl.int64)
     seen, mask, rate = rows.seen, rows.mask, 1.0
     if rows.seen is not None:
-        seen += b * tl.cdiv(rows.vocab, 32)
-        rate = tl.load(rows.penalty + b)
+        seen += b.to(tl.int64) * tl.cdiv(rows.vocab, 32)
+        rate = tl.load(rows.penalty + owner_of(rows, b))
     if rows.mask is not None:
-        mask += b * rows.mask_stride
-    return rows.logits + b * rows.stride, rows.vocab, seen, rate, mask
+        mask += b.to(tl.int64) * rows.mask_stride
+    return rows.logits + b.to(tl.int64) * rows.stride, rows.vocab, seen, rate, mask
+
+
+@triton.jit
+def owner_of(rows, b):
+    """Return the place of row b's penalty and filters."""
+    return b // rows.each
 
 
 @triton.jit

@@ -13,6 +13,7 @@ from .rows import (
     key_of_rank,
     load_logits,
     open_row,
+    owner_of,
     quotient,
     rank,
 )
@@ -74,9 +75,10 @@ def weigh(
 @triton.jit
 def checks_top_p(rows, filters, b):
     """Return whether row b draws first and checks against top-p then; rows with top-k have a list instead."""
-    checks = (tl.load(filters.top_p + b) < 1.0) & (tl.load(filters.temperature + b) > 0.0)
+    own = owner_of(rows, b)
+    checks = (tl.load(filters.top_p + own) < 1.0) & (tl.load(filters.temperature + own) > 0.0)
     if filters.top_k is not None:
-        checks = checks & (tl.load(filters.top_k + b) >= rows.vocab)
+        checks = checks & (tl.load(filters.top_k + own) >= rows.vocab)
     return checks
 
 

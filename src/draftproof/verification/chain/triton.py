@@ -294,23 +294,19 @@ def _with_ends(rows: Rows, filters: Any) -> Rows:
     def flat(values: Array) -> Array:
         return None if values is None else values.reshape(-1, values.shape[2])
 
-    def spread(column: Array) -> Array:
-        return None if column is None else column.repeat_interleave(rows.count)
-
     entries, mask = flat(rows.entries), flat(rows.mask)
     given = FlatRows(
         entries,
         entries.stride(0),
         rows.vocab,
         flat(rows.seen),
-        spread(rows.penalty),
+        rows.penalty,
         mask,
         0 if mask is None else mask.stride(0),
+        rows.count,
     )
     # The rows have their penalty already.
-    filters = filters._replace(repetition_penalty=None)
+    filters = Filters(*map(per_row, filters._replace(repetition_penalty=None)))
     scanned = Scanned(flat(rows.maxima), None, flat(rows.best), rows.chunks)
     share = Shares(rows.chunks, CHUNK // BLOCK.value, min(SMALLEST_TILE, CHUNK // BLOCK.value))
-    return rows._replace(
-        ends=ends_of(Prepared(given, Filters(*map(spread, filters)), None, scanned, share), search=True)
-    )
+    return rows._replace(ends=ends_of(Prepared(given, filters, None, scanned, share), search=True))
