@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 if __name__ == "__main__":
     os.environ["TRITON_INTERPRET"] = "1"
@@ -21,6 +22,7 @@ from draftproof._dispatch import interpreted
 if not interpreted():
     pytest.skip("needs triton's interpreter", allow_module_level=True)
 
+from draftproof.verification.chain import triton as launcher
 from triton_counts import Counts, counting
 from triton_interpreter import quick
 
@@ -39,6 +41,8 @@ class Cell(NamedTuple):
     rows: int
     most: float
     launches: int
+    rejected: bool = False  # at the first draft
+    by_position: bool = False  # as larger batches go
 
 
 # Up to 2 % of a row for the blocks that can win a race, a row and a half where a draw of top-p is checked and redrawn.
@@ -59,11 +63,37 @@ CELLS = {
     "verify block": Cell("verify", {"rule": "block", "q": True}, 2 * DRAFTED + 1, 3.2 * (2 * DRAFTED + 1), 6),
     "verify token, top-k 50": Cell("verify", {"rule": "token", "q": True, "top_k": 50}, 2 * DRAFTED + 1, 11, 9),
     "verify match, top-p": Cell("verify", {"rule": "match", "top_p": 0.9}, DRAFTED + 1, 18, 9),
+    "verify token, by position": Cell(
+        "verify", {"rule": "token", "q": True}, 2 * DRAFTED + 1, 2 * (2 * DRAFTED + 1) + 2.2, 11, by_position=True
+    ),
+    "verify token, rejected": Cell(
+        "verify", {"rule": "token", "q": True}, 2 * DRAFTED + 1, 2 * (2 * DRAFTED + 1) + 2.2, 5, rejected=True
+    ),
+    "verify token, rejected, by position": Cell(
+        "verify", {"rule": "token", "q": True}, 2 * DRAFTED + 1, 6.2, 11, rejected=True, by_position=True
+    ),
+    "verify block, by position": Cell(
+        "verify", {"rule": "block", "q": True}, 2 * DRAFTED + 1, 3.2 * (2 * DRAFTED + 1), 9, by_position=True
+    ),
+    "verify block, rejected": Cell(
+        "verify", {"rule": "block", "q": True}, 2 * DRAFTED + 1, 3.2 * (2 * DRAFTED + 1), 5, rejected=True
+    ),
+    "verify greedy, rejected, by position": Cell(
+        "verify", {"rule": "greedy"}, DRAFTED + 1, 1.01, 7, rejected=True, by_position=True
+    ),
     "verify_probs token": Cell("verify_probs", {"rule": "token", "q": True}, 2 * DRAFTED + 1, 14.2, 6),
     "verify_greedy": Cell("verify_greedy", {}, DRAFTED + 1, 1.01 * (DRAFTED + 1), 4),
 }
 # What the default suite has time for.
-QUICK = ("sample, greedy", "sample", "sample, top-k 50", "sample, top-p", "verify greedy", "verify token")
+QUICK = (
+    "sample, greedy",
+    "sample",
+    "sample, top-k 50",
+    "sample, top-p",
+    "verify greedy",
+    "verify token",
+    "verify token, rejected, by position",
+)
 
 
 def zipf(seed: int, shape: tuple[int, ...], vocab: int) -> torch.Tensor:
@@ -84,13 +114,16 @@ def count(cell: Cell, vocab: int) -> Counts:
     else:
         rows = [zipf(1, (1, DRAFTED + 1), vocab)]
         draft = rows[0][:, :DRAFTED] + zipf(2, (1, DRAFTED), vocab) / 16
+        if cell.rejected:
+            draft[0, 0, rows[0][0, 0].argmin()] = 20
         given = [draft.argmax(-1)]
         rows += [draft] if "q" in cell.settings else []
     if "probs" in cell.function:
         rows = [r.float().softmax(-1).to(torch.bfloat16) for r in rows]
     if cell.function in ("verify", "verify_probs"):
         given = [None, *given] if len(rows) == 1 else given
-    with counting(*rows) as counts:
+    together = 0 if cell.by_position else launcher.TOGETHER
+    with mock.patch.object(launcher, "TOGETHER", together), counting(*rows) as counts:
         getattr(dp, cell.function)(*rows, *given, **own)
     return counts
 
