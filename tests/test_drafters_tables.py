@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import Counter
+from time import thread_time_ns
 from types import SimpleNamespace
 from typing import Any
 
@@ -192,6 +193,22 @@ def test_most_likely_of_equal_logits(vocab: int) -> None:
     assert most_likely(row, 3) == {0: 1.0, vocab - 1: 1.0}
     row[1] = np.nan
     assert len(most_likely(row, 2)) <= 2
+
+
+def test_a_mask_makes_little_work() -> None:
+    """In processor time, where fewer tokens are left than asked for: twice that of any row, sixty times if not cut."""
+    masked = np.full(50000, -np.inf, np.float32)
+    masked[[5, 77, 4000]] = 1, 2, 3
+    assert most_likely(masked, 8) == {4000: 1.0, 77: 0.5, 5: 0.125}
+    times = []
+    for row in (np.random.default_rng(0).normal(size=50000).astype(np.float32), masked):
+        spent = []
+        for _ in range(30):
+            begun = thread_time_ns()
+            most_likely(row, 8)
+            spent.append(thread_time_ns() - begun)
+        times.append(min(spent))
+    assert times[1] < 15 * times[0]
 
 
 def test_recycling_against_a_table() -> None:

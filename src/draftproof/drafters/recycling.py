@@ -20,6 +20,8 @@ _SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)
 
 _LN2 = math.log(2)
 _ROWS = 64
+# Candidates this far below the maximum are none.
+_FAR = 40
 
 Key = int | tuple[int, int]
 
@@ -140,20 +142,22 @@ def most_likely(row: Array, count: int) -> dict[int, float]:
     for token, value in zip(ids, values, strict=True):
         # Of equal values, infinite ones too, the difference is 0.
         gap = best - value if value < best else 0.0
-        if gap < 40:
+        if gap < _FAR:
             weights[token] = math.ldexp(1.0, -round(gap / _LN2))
     return weights
 
 
 def _largest(row: Array, count: int) -> Array:
-    """Return the places of the ``count`` largest logits, largest first, of equals the lower first."""
+    """Return the places of the ``count`` largest logits, largest first, of equals the lower first: all that weigh."""
     columns = len(row) // _ROWS
     if columns <= count:
         return (-row).argsort(kind="stable")[:count]
     grid = row[: columns * _ROWS].reshape(_ROWS, columns)
     maxima = grid.max(axis=0)
-    # At least ``count`` logits reach this bound, and few do. NaN is above all.
-    bound = np.partition(maxima, -count)[-count]
+    top = np.partition(maxima, -count)[-count:].tolist()
+    # At least ``count`` logits reach the least of these, and few do. Below the distance nothing weighs, so that a mask
+    # which leaves fewer makes no work. NaN is above all.
+    bound = max(top[0], max(top) - _FAR - 1)
     few = (~(maxima < bound)).nonzero()[0]
     rows, found = (~(grid.take(few, axis=1) < bound)).nonzero()
     places = columns * rows + few[found]
