@@ -193,8 +193,10 @@ class Law {
   // Whether no filter takes anything.
   bool whole() const { return !greedy_ && !listed_ && end_.logit == -kInfinity && min_t_ == -kInfinity; }
   bool top_p_holds(const Rank& rank) const;
-  template <class Rough>
-  std::optional<bool> roughly_holds(const Rank& rank) const;
+  std::optional<bool> coarsely_holds(const Rank& rank) const;
+  std::optional<bool> finely_holds(const Rank& rank) const;
+  bool held(const Bounds& reaching, const Bounds& row) const;
+  bool refused(const Rank& rank, const Bounds& reaching, const Bounds& row) const;
   template <class Rough, class Counts>
   double rough_sum(int64_t start, float reaching, const Counts& counts) const;
   template <class Rough>
@@ -217,6 +219,7 @@ class Law {
   Rank end_{};
   mutable int64_t total_ = -1;  // once it is known
   mutable Bounds total_bounds_{-1, -1};
+  mutable Bounds row_bounds_{-1, -1};  // on the mass before top-p, once a check has found them
 };
 
 }  // namespace DRAFTPROOF_LEVEL

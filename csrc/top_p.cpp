@@ -1,5 +1,6 @@
 // Masses of a whole row, rough and exact; whether top-p holds a token, and where it ends.
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <optional>
 
@@ -11,6 +12,14 @@ namespace DRAFTPROOF_LEVEL {
 namespace {
 
 constexpr int64_t kFlush = 32;  // blocks whose weights are summed in float32
+
+// The ids of a block that have this logit.
+uint64_t ids_at(const float* l, float logit) {
+  uint64_t equal = 0;
+  for (int i = 0; i < kBlock; i += kLanes)
+    equal |= static_cast<uint64_t>(bits_of(load(l + i) == all(logit))) << i;
+  return equal;
+}
 
 }  // namespace
 
@@ -27,8 +36,8 @@ Law::Bounds Law::bounds_of(double sum) const {
 bool Law::top_p_holds(const Rank& rank) const {
   if (rank.logit == maximum_ && rank.id == argmax()) return true;
   if (maximum_ < kInfinity && scale_ < 0x1p100f) {
-    if (const auto holds = roughly_holds<Coarse>(rank)) return *holds;
-    if (const auto holds = roughly_holds<Fine>(rank)) return *holds;
+    if (const auto holds = coarsely_holds(rank)) return *holds;
+    if (const auto holds = finely_holds(rank)) return *holds;
   }
   const auto [above, total] = exact_above(rank);
   return above < theta(filters_.top_p, total);
@@ -51,32 +60,71 @@ DRAFTPROOF_INLINE double Law::rough_sum(int64_t start, float reaching, const Cou
   return sum_of_lanes(sum);
 }
 
-// The mass that reaches the rank is needed whole, of the rest only enough. Theta may step back by 2 units where the
-// mass grows.
-template <class Rough>
-std::optional<bool> Law::roughly_holds(const Rank& rank) const {
+// The mass that reaches the rank is needed whole, of the rest only enough.
+std::optional<bool> Law::coarsely_holds(const Rank& rank) const {
   const Floats wanted = all(rank.logit);
-  const float p = filters_.top_p;
   double above = 0.0, below = 0.0;
   for (int64_t start = 0; start < row_.blocks(); start += kFlush)
-    above += rough_sum<Rough>(start, rank.logit, [&](Floats v) DRAFTPROOF_ALWAYS { return v >= wanted; });
-  const int64_t most_above = bounds_of<Rough>(above).high;
-  const auto refuses = [&](double most_below) {
-    const int64_t limit = theta(p, bounds_of<Rough>(above + most_below).high) + 2;
-    if (bounds_of<Rough>(above).low <= limit) return false;
-    double higher = 0.0;  // without ties
-    for (int64_t start = 0; start < row_.blocks(); start += kFlush)
-      higher += rough_sum<Rough>(start, rank.logit, [&](Floats v) DRAFTPROOF_ALWAYS { return v > wanted; });
-    return bounds_of<Rough>(higher).low > limit;
-  };
-  // Nothing below the rank weighs more than it does.
-  if (refuses(static_cast<double>(row_.vocab()) * weight(rank.logit))) return false;
-  for (int64_t start = 0; start < row_.blocks(); start += kFlush) {
-    below += rough_sum<Rough>(start, -kInfinity, [&](Floats v) DRAFTPROOF_ALWAYS { return v < wanted; });
-    if (most_above + 2 < theta(p, bounds_of<Rough>(above + below).low)) return true;
+    above += rough_sum<Coarse>(start, rank.logit, [&](Floats v) DRAFTPROOF_ALWAYS { return v >= wanted; });
+  const Bounds reaching = bounds_of<Coarse>(above);
+  if (row_bounds_.low < 0) {
+    // Nothing below the rank weighs more than it does.
+    const double most_below = static_cast<double>(row_.vocab()) * weight(rank.logit);
+    if (refused(rank, reaching, bounds_of<Coarse>(above + most_below))) return false;
+    for (int64_t start = 0; start < row_.blocks(); start += kFlush) {
+      below += rough_sum<Coarse>(start, -kInfinity, [&](Floats v) DRAFTPROOF_ALWAYS { return v < wanted; });
+      if (held(reaching, bounds_of<Coarse>(above + below))) return true;
+    }
+    row_bounds_ = bounds_of<Coarse>(above + below);
   }
-  if (refuses(below)) return false;
+  if (held(reaching, row_bounds_)) return true;
+  if (refused(rank, reaching, row_bounds_)) return false;
   return std::nullopt;
+}
+
+// Both sums in one pass.
+std::optional<bool> Law::finely_holds(const Rank& rank) const {
+  alignas(64) float buffer[kBlock];
+  const Floats maximum = all(maximum_), wanted = all(rank.logit);
+  double above = 0.0, all_of_row = 0.0;
+  for (int64_t start = 0; start < row_.blocks(); start += kFlush) {
+    Floats reaching = {}, total = {};
+    for (int64_t b = start; b < std::min(start + kFlush, row_.blocks()); ++b) {
+      const float* l = row_.load(b, buffer);
+      Floats w[kBlock / kLanes];
+      total += sum_of_block(
+          [&](int i) DRAFTPROOF_ALWAYS { return w[i / kLanes] = Fine::exp2(load(l + i) - maximum, scale_); });
+      reaching += sum_of_block(
+          [&](int i) DRAFTPROOF_ALWAYS { return load(l + i) >= wanted ? w[i / kLanes] : Floats{}; });
+    }
+    above += sum_of_lanes(reaching);
+    all_of_row += sum_of_lanes(total);
+  }
+  const Bounds reaching = bounds_of<Fine>(above);
+  row_bounds_ = bounds_of<Fine>(all_of_row);
+  if (held(reaching, row_bounds_)) return true;
+  if (refused(rank, reaching, row_bounds_)) return false;
+  return std::nullopt;
+}
+
+// Theta may step back by 2 units where the mass grows.
+bool Law::held(const Bounds& reaching, const Bounds& row) const {
+  return reaching.high + 2 < theta(filters_.top_p, row.low);
+}
+
+// The mass that reaches a rank, less the token itself and the ties behind it, is the mass above it.
+bool Law::refused(const Rank& rank, const Bounds& reaching, const Bounds& row) const {
+  const int64_t limit = theta(filters_.top_p, row.high) + 2;
+  if (reaching.low <= limit) return false;
+  alignas(64) float buffer[kBlock];
+  int64_t ties = 0;
+  const int64_t own = rank.id / kBlock;
+  for (int64_t b = own; b < row_.blocks(); ++b) {
+    if (!(maxima_[b] >= rank.logit)) continue;
+    const uint64_t equal = ids_at(row_.load(b, buffer), rank.logit);
+    ties += std::popcount(b > own ? equal : equal & ~uint64_t{0} << rank.id % kBlock);
+  }
+  return reaching.low - ties * mass_of(weight(rank.logit)) > limit;
 }
 
 Law::Bounds Law::total_bounds() const {
@@ -100,20 +148,21 @@ int64_t Law::total() const {
 Law::Above Law::exact_above(const Rank& rank) const {
   IntegerSum above, total;
   int64_t ties = 0;
-  alignas(64) float buffer[kBlock];
+  alignas(64) float buffer[kBlock], masses[kBlock];
   const Floats wanted = all(rank.logit);
+  const int64_t own = rank.id / kBlock;
   for (int64_t b = 0; b < row_.blocks(); ++b) {
     if (!alive(b)) continue;
     const float* l = row_.load(b, buffer);
+    for (int i = 0; i < kBlock; i += kLanes) store(masses + i, masses_of(load(l + i)));
     if (!(maxima_[b] >= rank.logit)) {
-      for (int i = 0; i < kBlock; i += kLanes) total.add(masses_of(load(l + i)));
+      for (int i = 0; i < kBlock; i += kLanes) total.add(load(masses + i));
       continue;
     }
-    for (int i = 0; i < kBlock; i += kLanes) {
-      const Floats v = load(l + i);
-      total.add(masses_of(v), v > wanted, above);
-    }
-    for (int i = 0; i < kBlock; ++i) ties += l[i] == rank.logit && b * kBlock + i < rank.id;
+    for (int i = 0; i < kBlock; i += kLanes) total.add(load(masses + i), load(l + i) > wanted, above);
+    if (b > own) continue;
+    const uint64_t equal = ids_at(l, rank.logit);
+    ties += std::popcount(b < own ? equal : equal & ~(~uint64_t{0} << rank.id % kBlock));
   }
   return {above.total() + ties * mass_of(weight(rank.logit)), total.total()};
 }

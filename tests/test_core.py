@@ -281,6 +281,20 @@ def test_a_penalty_that_moves_maxima_far_leaves_the_race_right():
         assert got.tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("levels", [0, 1, 3, 40])
+@pytest.mark.parametrize("top_p", [0.5, 0.9])
+def test_where_top_p_ends(levels, top_p):
+    """Rows with few values end among ties. Flat and steep rows in turns: what is known of one says nothing of the next."""
+    rng = np.random.default_rng(levels)
+    logits = rng.standard_normal((800, 5003)).astype(np.float32)
+    if levels:
+        logits = np.round(logits * levels) / levels
+    logits[1::2] *= 4
+    given = {"top_p": top_p, "seed": np.arange(800)}
+    expected, got = (draftproof.sample(logits, **given, backend=backend) for backend in ("eager", "cpu"))
+    assert got.tolist() == expected.tolist()
+
+
 def test_top_p_of_the_largest_flat_row():
     """The masses of such a row come near 2^62. The seeds have their first winner next to the end of the set."""
     logits = np.random.default_rng(0).standard_normal((1, 1 << 22)).astype(np.float32)
