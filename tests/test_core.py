@@ -284,7 +284,7 @@ def test_a_penalty_that_moves_maxima_far_leaves_the_race_right():
 @pytest.mark.parametrize("levels", [0, 1, 3, 40])
 @pytest.mark.parametrize("top_p", [0.5, 0.9])
 def test_where_top_p_ends(levels, top_p):
-    """Rows with few values end among ties. Flat and steep rows in turns: what is known of one says nothing of the next."""
+    """Rows with few values end among ties. Flat and steep rows in turns: none may inherit from the one before."""
     rng = np.random.default_rng(levels)
     logits = rng.standard_normal((800, 5003)).astype(np.float32)
     if levels:
