@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import Counter
-from time import thread_time_ns
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,7 @@ from draftproof.drafters import CorpusDrafter, MixDrafter, ModelDrafter, NgramDr
 from draftproof.drafters.automaton import SuffixAutomaton
 from draftproof.drafters.chances import Chances
 from draftproof.drafters.mix import promise
-from draftproof.drafters.recycling import most_likely
+from draftproof.drafters.recycling import most_likely, reaching
 from draftproof.errors import DtypeError, ShapeError, ValueRangeError
 from draftproof.testing import TableModel
 from draftproof.types import Draft
@@ -196,19 +195,12 @@ def test_most_likely_of_equal_logits(vocab: int) -> None:
 
 
 def test_a_mask_makes_little_work() -> None:
-    """In processor time, where fewer tokens are left than asked for: twice that of any row, sixty times if not cut."""
+    """Few places are ranked, also where fewer tokens are left than asked for."""
     masked = np.full(50000, -np.inf, np.float32)
     masked[[5, 77, 4000]] = 1, 2, 3
     assert most_likely(masked, 8) == {4000: 1.0, 77: 0.5, 5: 0.125}
-    times = []
     for row in (np.random.default_rng(0).normal(size=50000).astype(np.float32), masked):
-        spent = []
-        for _ in range(30):
-            begun = thread_time_ns()
-            most_likely(row, 8)
-            spent.append(thread_time_ns() - begun)
-        times.append(min(spent))
-    assert times[1] < 15 * times[0]
+        assert len(reaching(row, 8)) < 100
 
 
 def test_recycling_against_a_table() -> None:

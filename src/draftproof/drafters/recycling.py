@@ -136,7 +136,8 @@ def most_likely(row: Array, count: int) -> dict[int, float]:
         values, ids = (part.tolist() for part in row.topk(count))
     else:
         row = np.asarray(row)
-        places = _largest(row, count)
+        places = reaching(row, count)
+        places = places[(-row[places]).argsort(kind="stable")[:count]]
         values, ids = row[places].tolist(), places.tolist()
     best, weights = values[0], {}
     for token, value in zip(ids, values, strict=True):
@@ -147,11 +148,11 @@ def most_likely(row: Array, count: int) -> dict[int, float]:
     return weights
 
 
-def _largest(row: Array, count: int) -> Array:
-    """Return the places of the ``count`` largest logits, largest first, of equals the lower first: all that weigh."""
+def reaching(row: Array, count: int) -> Array:
+    """Return few places that hold the ``count`` largest logits, as far as they weigh, in ascending order."""
     columns = len(row) // _ROWS
     if columns <= count:
-        return (-row).argsort(kind="stable")[:count]
+        return np.arange(len(row))
     grid = row[: columns * _ROWS].reshape(_ROWS, columns)
     maxima = grid.max(axis=0)
     top = np.partition(maxima, -count)[-count:].tolist()
@@ -163,4 +164,4 @@ def _largest(row: Array, count: int) -> Array:
     places = columns * rows + few[found]
     if len(row) % _ROWS:
         places = np.concatenate([places, np.arange(columns * _ROWS, len(row))])
-    return places[(-row[places]).argsort(kind="stable")[:count]]
+    return places
