@@ -196,6 +196,25 @@ nb::object verify_greedy(H target, H draft_tokens, H count, H eos, H check) {
   return finish(given, batch, given.raises(check));
 }
 
+// The largest logits of a row [V] by id, largest first: for drafts, so the arguments but the row are the package's own.
+nb::object largest(H row, int64_t count, float distance) {
+  const IeeeScope ieee;
+  Arguments given(row);
+  LargestQuery query;
+  query.row = given.first_rows(row, 1);
+  if (!given.plain) return nb::none();
+  std::vector<int64_t> ids(count);
+  std::vector<float> logits(count);
+  query.count = count;
+  query.distance = distance;
+  query.ids = ids.data();
+  query.logits = logits.data();
+  const int64_t found = active_level().largest(query);
+  nb::dict by_id;
+  for (int64_t i = 0; i < found; ++i) by_id[nb::int_(ids[i])] = nb::float_(logits[i]);
+  return by_id;
+}
+
 // Define an entry, each of whose arguments may be None.
 template <class... Handles>
 void entry(nb::module_& m, const char* name, nb::object (*function)(Handles...)) {
@@ -214,6 +233,7 @@ NB_MODULE(_core, m) {
   entry(m, "verify", &verify);
   entry(m, "verify_probs", &verify_probs);
   entry(m, "verify_greedy", &verify_greedy);
+  m.def("largest", &largest, nb::arg(), nb::arg(), nb::arg());
   m.def("read", [](nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu> a) {
     return active_level().read(a.data(), static_cast<int64_t>(a.size()));
   });

@@ -126,6 +126,8 @@ class Law {
   bool listed() const { return listed_; }
   bool greedy() const { return greedy_; }
   const std::vector<Candidate>& candidates() const { return candidates_; }  // by rank, top-k survivors
+  // By rank, the first `count` of the row without filters, as far as they reach `distance` below the maximum.
+  const std::vector<Candidate>& largest(int64_t count, float distance);
 
   // Whether a token is in the kept set, for logits above -inf. After `narrow`.
   bool keeps(float logit, int64_t id) const { return ranked_above(logit, id, end_) && t_of(logit) >= min_t_; }
@@ -160,6 +162,7 @@ class Law {
 
   // top_k.cpp
   void list_top_k();
+  void list_reaching(float lowest);
   int64_t maxima_reaching(float bound) const;
   int64_t logits_reaching(float bound) const;
   float bound_of_kth(int64_t k) const;

@@ -13,7 +13,7 @@ namespace draftproof {
 namespace DRAFTPROOF_LEVEL {
 
 extern const Level level;
-const Level level = {DRAFTPROOF_STRING(DRAFTPROOF_LEVEL), sample, sample_probs, filter_logits, verify, read};
+const Level level = {DRAFTPROOF_STRING(DRAFTPROOF_LEVEL), sample, sample_probs, filter_logits, verify, largest, read};
 
 }  // namespace DRAFTPROOF_LEVEL
 }  // namespace draftproof

@@ -140,13 +140,23 @@ struct VerifyBatch {
   int32_t* status = nullptr;
 };
 
-// One instruction-set level of the core. Each function handles rows [first, last) of a batch.
+// The largest logits of one row, `count` or as many as reach `distance` below the maximum. Lists have room for `count`.
+struct LargestQuery {
+  Rows row;
+  int64_t count = 1;
+  float distance = 0.0f;
+  int64_t* ids = nullptr;
+  float* logits = nullptr;
+};
+
+// One instruction-set level of the core. Each function of a batch handles its rows [first, last).
 struct Level {
   const char* name;
   void (*sample)(const SampleBatch&, int64_t first, int64_t last);
   void (*sample_probs)(const SampleProbsBatch&, int64_t first, int64_t last);
   void (*filter_logits)(const FilterBatch&, int64_t first, int64_t last);
   void (*verify)(const VerifyBatch&, int64_t first, int64_t last);
+  int64_t (*largest)(const LargestQuery&);  // returns how many there are; none of a dead row
   float (*read)(const float* data, int64_t size);  // one maximum over the bytes: the floor benchmarks compare with
 };
 

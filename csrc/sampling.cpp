@@ -1,4 +1,4 @@
-// sample, sample_with_logprobs, sample_probs and filter_logits over rows of a batch.
+// sample, sample_with_logprobs, sample_probs and filter_logits over rows of a batch; the largest logits of one row.
 #include "sampling.h"
 
 #include <cmath>
@@ -125,6 +125,19 @@ void filter_logits(const FilterBatch& batch, int64_t first, int64_t last) {
         if (l[j] > -kInfinity && law.keeps(l[j], b * kBlock + j)) out[b * kBlock + j] = l[j] / law.temperature();
     }
   }
+}
+
+int64_t largest(const LargestQuery& query) {
+  thread_local Law law;
+  FilterInput greedy;
+  greedy.temperature = 0.0f;
+  if (law.prepare(row_at(query.row, 0, 0, 1.0f), {}, greedy)) return 0;
+  int64_t n = 0;
+  for (const Candidate& c : law.largest(query.count, query.distance)) {
+    query.ids[n] = c.id;
+    query.logits[n++] = c.logit;
+  }
+  return n;
 }
 
 float read(const float* data, int64_t size) {

@@ -14,6 +14,8 @@ int64_t rank_key(const Candidate& c) {
   return static_cast<int64_t>(~ascending) * (int64_t{1} << 32) + c.id;
 }
 
+bool ranked(const Candidate& a, const Candidate& b) { return rank_key(a) < rank_key(b); }
+
 // Few candidates are ranked by counting those above: no branch to mispredict.
 void rank(const std::vector<Candidate>& from, std::vector<Candidate>& to) {
   constexpr size_t kFew = 192;
@@ -21,7 +23,7 @@ void rank(const std::vector<Candidate>& from, std::vector<Candidate>& to) {
   to.resize(n);
   if (n > kFew) {
     std::copy(from.begin(), from.end(), to.begin());
-    std::sort(to.begin(), to.end(), [](const Candidate& a, const Candidate& b) { return rank_key(a) < rank_key(b); });
+    std::sort(to.begin(), to.end(), ranked);
     return;
   }
   alignas(64) int64_t key[kFew], above[kFew];
@@ -87,6 +89,24 @@ void Law::list_top_k() {
     if (!(below / temperature_ >= bound / temperature_)) break;
     lowest = step < 8 ? below : -kInfinity;
   }
+  list_reaching(lowest);
+  rank(unsorted_, candidates_);
+  if (static_cast<int64_t>(candidates_.size()) > k) {
+    const float kth = candidates_[k - 1].logit / temperature_;
+    const auto end = std::find_if(candidates_.begin() + k, candidates_.end(),
+                                  [&](const Candidate& c) { return !(c.logit / temperature_ >= kth); });
+    candidates_.erase(end, candidates_.end());
+  }
+}
+
+const std::vector<Candidate>& Law::largest(int64_t count, float distance) {
+  list_reaching(std::max(bound_of_kth(count), maximum_ - distance));
+  candidates_.resize(std::min<size_t>(unsorted_.size(), count));
+  std::partial_sort_copy(unsorted_.begin(), unsorted_.end(), candidates_.begin(), candidates_.end(), ranked);
+  return candidates_;
+}
+
+void Law::list_reaching(float lowest) {
   unsorted_.clear();
   alignas(64) float buffer[kBlock];
   const Floats wanted = all(lowest);
@@ -102,13 +122,6 @@ void Law::list_top_k() {
         if (l[i] > -kInfinity) unsorted_.push_back({l[i], b * kBlock + i});
       }
     }
-  rank(unsorted_, candidates_);
-  if (static_cast<int64_t>(candidates_.size()) > k) {
-    const float kth = candidates_[k - 1].logit / temperature_;
-    const auto end = std::find_if(candidates_.begin() + k, candidates_.end(),
-                                  [&](const Candidate& c) { return !(c.logit / temperature_ >= kth); });
-    candidates_.erase(end, candidates_.end());
-  }
 }
 
 // The mass that top-p keeps of the list.

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from .. import _numpy as np
-from .._arrays import is_torch
 from ..types import Array
 from .base import Noise
+from .candidates import most_likely
 from .checks import check_count
 from .tables import TableState
 
 # What older candidates count for when there are new ones.
 _KEPT = 0.5
 _SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)
-
-_LN2 = math.log(2)
-_ROWS = 64
-# Candidates this far below the maximum are none.
-_FAR = 40
 
 Key = int | tuple[int, int]
 
@@ -127,41 +120,3 @@ class RecyclingState(TableState):
             share = weight / sum(weights.values())
             yield token, (len(_SHARES) + 1) * exact + bisect_left(_SHARES, share)
             before, last = last, token
-
-
-def most_likely(row: Array, count: int) -> dict[int, float]:
-    """Return the ``count`` most likely tokens of logits ``[V]``, heaviest first: 1, and half for each ln 2 below."""
-    count = min(count, len(row))
-    if is_torch(row) and (row.device.type != "cpu" or row.dtype.itemsize < 4):
-        values, ids = (part.tolist() for part in row.topk(count))
-    else:
-        row = np.asarray(row)
-        places = reaching(row, count)
-        places = places[(-row[places]).argsort(kind="stable")[:count]]
-        values, ids = row[places].tolist(), places.tolist()
-    best, weights = values[0], {}
-    for token, value in zip(ids, values, strict=True):
-        # Of equal values, infinite ones too, the difference is 0.
-        gap = best - value if value < best else 0.0
-        if gap < _FAR:
-            weights[token] = math.ldexp(1.0, -round(gap / _LN2))
-    return weights
-
-
-def reaching(row: Array, count: int) -> Array:
-    """Return few places that hold the ``count`` largest logits, as far as they weigh, in ascending order."""
-    columns = len(row) // _ROWS
-    if columns <= count:
-        return np.arange(len(row))
-    grid = row[: columns * _ROWS].reshape(_ROWS, columns)
-    maxima = grid.max(axis=0)
-    top = np.partition(maxima, -count)[-count:].tolist()
-    # At least ``count`` logits reach the least of these, and few do. Below the distance nothing weighs, so that a mask
-    # which leaves fewer makes no work. NaN is above all.
-    bound = max(top[0], max(top) - _FAR - 1)
-    few = (~(maxima < bound)).nonzero()[0]
-    rows, found = (~(grid.take(few, axis=1) < bound)).nonzero()
-    places = columns * rows + few[found]
-    if len(row) % _ROWS:
-        places = np.concatenate([places, np.arange(columns * _ROWS, len(row))])
-    return places
