@@ -144,7 +144,7 @@ struct VerifyBatch {
 struct LargestQuery {
   Rows row;
   int64_t count = 1;
-  float distance = 0.0f;
+  float distance = 0.0f;  // finite
   int64_t* ids = nullptr;
   float* logits = nullptr;
 };

@@ -204,6 +204,32 @@ void sample_in(Bytes& bytes, SampleMode mode) {
 void sample(Bytes& bytes) { sample_in(bytes, SampleMode::token); }
 void sample_with_logprobs(Bytes& bytes) { sample_in(bytes, SampleMode::logprobs); }
 
+void largest(Bytes& bytes) {
+  const int64_t vocab = vocabulary(bytes, 1), count = 1 + bytes.below(2 * vocab);
+  const RowsInput rows = any_rows(bytes, {1, 1, vocab}, false);
+  const float distance = bytes.pick({0.0f, 0.5f, 40.0f, 0x1p127f});
+  describe = [&](int64_t) { print("logits", rows, 0, 0); };
+  const std::vector<float> row = rows.row(0, 0);
+  const bool nan = std::any_of(row.begin(), row.end(), [](float x) { return std::isnan(x); });
+  const float maximum = *std::max_element(row.begin(), row.end());
+  std::vector<int64_t> expected;
+  for (int64_t id = 0; id < vocab; ++id)
+    if (!nan && row[id] > -kInfinity && row[id] >= maximum - distance) expected.push_back(id);
+  std::sort(expected.begin(), expected.end(),
+            [&](int64_t a, int64_t b) { return row[a] > row[b] || (row[a] == row[b] && a < b); });
+  expected.resize(std::min<size_t>(expected.size(), count));
+  each_way([&](const Way& way) {
+    const auto ids = results<int64_t>(count);
+    const auto logits = results<float>(count);
+    const int64_t found = way.level.largest({rows.rows(way.form), count, distance, ids.get(), logits.get()});
+    expect(way, "number", 0, found, static_cast<int64_t>(expected.size()));
+    for (int64_t i = 0; i < found; ++i) {
+      expect(way, "token", i, ids[i], expected[i]);
+      expect(way, "logit", i, 0, logits[i], row[expected[i]]);
+    }
+  });
+}
+
 void filter_logits(Bytes& bytes) {
   const SamplingInput in = any_sampling(bytes);
   const int64_t vocab = in.rows.shape[2];

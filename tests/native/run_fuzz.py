@@ -24,6 +24,7 @@ OPERATIONS = (
     "sample_with_logprobs",
     "sample_probs",
     "filter_logits",
+    "largest",
     "verify",
     "verify_probs",
     "verify_greedy",
