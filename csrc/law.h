@@ -107,6 +107,7 @@ class Law {
 
   // The mass of the kept set. After `narrow`.
   int64_t total() const;
+  void know_total(int64_t total) const { total_ = total; }  // found by someone else
   // The same, or bounds on it where those are cheaper.
   struct Bounds {
     int64_t low, high;

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "quick_residual.h"
 #include "sequence.h"
 #include "threads.h"
 
@@ -106,6 +108,12 @@ void draw_bonus(const Sequence& s, L& p, int64_t position, Outcome& outcome) {
 
 template <class L>
 void draw_correction(const Sequence& s, const L& p, const L* q, float scale, int64_t position, Outcome& outcome) {
+  if constexpr (std::is_same_v<L, Law>)
+    if (q && QuickResidual::can_draw(p, *q))
+      if (const auto token = QuickResidual(p, *q, scale).draw(s.emit(position))) {
+        outcome.next_token = *token;
+        return;
+      }
   Residual<L> residual(p, q, s.draft(position), scale);
   const int64_t total = residual.sum();
   if (total == 0) {
