@@ -69,7 +69,7 @@ nb::object sample_rows(SampleMode mode, H logits, H temperature, H top_k, H top_
     batch.raw_logprobs = results.float32({batch.batch});
     batch.kept = results.int64({batch.batch});
   }
-  batch.status = results.int32({batch.batch});
+  batch.status = results.status(batch.batch, raises && mode == SampleMode::token);
   const bool whole_row = mode == SampleMode::logprobs || (!top_p.is_none() && top_k.is_none());
   return run(batch, &Level::sample, whole_row ? Work::powers : Work::reads, batch.logits.vocab, results, raises);
 }
@@ -97,7 +97,7 @@ nb::object sample_probs(H probs, H seed, H offset, H check) {
   if (!given.plain) return nb::none();
   Results results(given);
   batch.tokens = results.int64({batch.batch});
-  batch.status = results.int32({batch.batch});
+  batch.status = results.status(batch.batch, raises);
   return run(batch, &Level::sample_probs, Work::reads, batch.probs.vocab, results, raises);
 }
 
@@ -114,7 +114,7 @@ nb::object filter_logits(H logits, H temperature, H top_k, H top_p, H min_p, H p
   if (!given.plain) return nb::none();
   Results results(given);
   batch.filtered = results.float32({batch.batch, batch.logits.vocab});
-  batch.status = results.int32({batch.batch});
+  batch.status = results.status(batch.batch, raises);
   return run(batch, &Level::filter_logits, Work::powers, batch.logits.vocab, results, raises);
 }
 

@@ -51,13 +51,13 @@ struct Torch {
 
 struct Numpy {
   PyObject* array_type;
-  PyObject *module, *int64, *int32, *float32, *boolean;
+  PyObject *empty, *int64, *int32, *float32, *boolean;
 
   static const Numpy& get() {
     static const Numpy* const found = [] {
       const nb::module_ numpy = nb::module_::import_("numpy");
       const auto dtype = [&](const char* name) { return numpy.attr("dtype")(name).release().ptr(); };
-      return new Numpy{nb::object(numpy.attr("ndarray")).release().ptr(), nb::object(numpy).release().ptr(),
+      return new Numpy{nb::object(numpy.attr("ndarray")).release().ptr(), nb::object(numpy.attr("empty")).release().ptr(),
                        dtype("int64"), dtype("int32"), dtype("float32"), dtype("bool")};
     }();
     return *found;

@@ -119,6 +119,15 @@ class Law {
   DRAFTPROOF_INLINE Floats rough_weights(Floats logits, float factor) const {
     return Fine::exp2(logits - maximum_, scale_) * factor;
   }
+  // The masses of a block of a whole law, where `can_be_rough`; false if all are 0.
+  DRAFTPROOF_INLINE bool whole_masses(int64_t block, float* masses) const {
+    if (!alive(block)) return false;
+    alignas(64) float buffer[kBlock];
+    const float* l = row_.load(block, buffer);
+    for (int i = 0; i < kBlock; i += kLanes)
+      store(masses + i, truncated(masses_at((load(l + i) - maximum_) * scale_)));
+    return true;
+  }
   float t_of(float logit) const { return exponent(logit, maximum_, scale_); }
   float weight(float logit) const { return exp2_pinned(t_of(logit)); }
   float logit(int64_t id) const { return row_.at(id); }

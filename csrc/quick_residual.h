@@ -77,10 +77,10 @@ class QuickResidual {
         uint64_t open = 0;
         for (int i = 0; i < kBlock; i += kLanes) {
           const Floats target = load(p + i) * p_factor_, draft = load(q + i) * q_factor_;
-          const Ints sure = target * least_ > draft;
+          const uint32_t sure = above(target * least_, draft);
           p_total.add(load(p + i), sure, p_sum);
           q_total.add(load(q + i), sure, q_sum);
-          open |= static_cast<uint64_t>(bits_of((target * most_ > draft) & ~sure)) << i;
+          open |= static_cast<uint64_t>(above(target * most_, draft) & ~sure) << i;
         }
         for (; open; open &= open - 1) {
           const int i = std::countr_zero(open);
@@ -96,8 +96,8 @@ class QuickResidual {
   }
 
   // Of both laws; false if all are 0.
-  bool masses(int64_t b, float* p, float* q) const {
-    const bool in_p = p_.block_masses(b, p), in_q = q_.block_masses(b, q);
+  DRAFTPROOF_INLINE bool masses(int64_t b, float* p, float* q) const {
+    const bool in_p = p_.whole_masses(b, p), in_q = q_.whole_masses(b, q);
     if (!in_p) std::fill(p, p + kBlock, 0.0f);
     if (!in_q) std::fill(q, q + kBlock, 0.0f);
     return in_p || in_q;

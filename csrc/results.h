@@ -13,8 +13,7 @@ namespace draftproof {
 // New arrays of the rows' library, for the core to write to.
 class Results {
  public:
-  explicit Results(const Arguments& arguments)
-      : torch_(arguments.torch()), numpy_empty_(nb::handle(Numpy::get().module).attr("empty")) {}
+  explicit Results(const Arguments& arguments) : torch_(arguments.torch()) {}
 
   int64_t* int64(std::initializer_list<int64_t> shape) {
     return add<int64_t>(shape, Numpy::get().int64, nb::dlpack::dtype_code::Int);
@@ -24,6 +23,12 @@ class Results {
   }
   float* float32(std::initializer_list<int64_t> shape) {
     return add<float>(shape, Numpy::get().float32, nb::dlpack::dtype_code::Float);
+  }
+  // Status [B], an array only where the caller looks at it: making one costs a tenth of a small call.
+  int32_t* status(int64_t batch, bool unseen) {
+    if (!unseen) return int32({batch});
+    unseen_.resize(batch);
+    return unseen_.data();
   }
   bool* boolean(std::initializer_list<int64_t> shape) {
     return add<bool>(shape, Numpy::get().boolean, nb::dlpack::dtype_code::Bool);
@@ -39,8 +44,8 @@ class Results {
 
  private:
   const Torch* torch_;
-  nb::object numpy_empty_;
   std::vector<nb::object> arrays_;
+  std::vector<int32_t> unseen_;
 
   struct Owner {
     ManagedTensor managed;
@@ -61,8 +66,8 @@ class Results {
 
   void* numpy(std::initializer_list<int64_t> shape, PyObject* dtype) {
     const auto given = shape.begin();
-    const nb::tuple sizes = shape.size() == 1 ? nb::make_tuple(given[0]) : nb::make_tuple(given[0], given[1]);
-    nb::object array = numpy_empty_(sizes, nb::handle(dtype));
+    const nb::object sizes = shape.size() == 1 ? nb::object(nb::int_(given[0])) : nb::make_tuple(given[0], given[1]);
+    nb::object array = nb::handle(Numpy::get().empty)(sizes, nb::handle(dtype));
     Py_buffer buffer;
     if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_WRITABLE)) nb::raise_python_error();
     void* data = buffer.buf;

@@ -243,9 +243,9 @@ class IntegerSum {
     const __m512i high = _mm512_cvttps_epi64(_mm512_extractf32x8_ps((__m512)a, 1));
     sum_ = _mm512_add_epi64(sum_, _mm512_add_epi64(low, high));
   }
-  // And to another sum those where `part` is true.
-  void add(Floats a, Ints part, IntegerSum& other) {
-    const __mmask16 open = bits_of(part);
+  // And to another sum the lanes whose bits are set in `part`.
+  void add(Floats a, uint32_t part, IntegerSum& other) {
+    const __mmask16 open = part;
     const __m512i low = _mm512_cvttps_epi64(_mm512_castps512_ps256((__m512)a));
     const __m512i high = _mm512_cvttps_epi64(_mm512_extractf32x8_ps((__m512)a, 1));
     sum_ = _mm512_add_epi64(sum_, _mm512_add_epi64(low, high));
@@ -264,9 +264,10 @@ class IntegerSum {
     for (int i = 0; i < kLanes; ++i) part_[i] += static_cast<double>(lanes[i]);
     if (++added_ == 4096) flush();
   }
-  void add(Floats a, Ints part, IntegerSum& other) {
+  void add(Floats a, uint32_t part, IntegerSum& other) {
     add(a);
-    other.add((Floats)((Ints)a & part));
+    for (int i = 0; i < kLanes; ++i) a[i] = part >> i & 1 ? a[i] : 0.0f;
+    other.add(a);
   }
   int64_t total() {
     flush();

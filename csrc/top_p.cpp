@@ -146,7 +146,7 @@ int64_t Law::total() const {
 
 // The mass ranked above a token, and that of the row.
 Law::Above Law::exact_above(const Rank& rank) const {
-  IntegerSum above, total;
+  IntegerSum higher, total;
   int64_t ties = 0;
   alignas(64) float buffer[kBlock], masses[kBlock];
   const Floats wanted = all(rank.logit);
@@ -159,12 +159,12 @@ Law::Above Law::exact_above(const Rank& rank) const {
       for (int i = 0; i < kBlock; i += kLanes) total.add(load(masses + i));
       continue;
     }
-    for (int i = 0; i < kBlock; i += kLanes) total.add(load(masses + i), load(l + i) > wanted, above);
+    for (int i = 0; i < kBlock; i += kLanes) total.add(load(masses + i), above(load(l + i), wanted), higher);
     if (b > own) continue;
     const uint64_t equal = ids_at(l, rank.logit);
     ties += std::popcount(b < own ? equal : equal & ~(~uint64_t{0} << rank.id % kBlock));
   }
-  return {above.total() + ties * mass_of(weight(rank.logit)), total.total()};
+  return {higher.total() + ties * mass_of(weight(rank.logit)), total.total()};
 }
 
 void Law::narrow_row() {
