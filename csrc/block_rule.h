@@ -65,10 +65,12 @@ class Block {
     scales_[i] = {next(scales_[i - 1].low, i - 1, p.high, q.low), next(scales_[i - 1].high, i - 1, p.low, q.high)};
   }
 
-  // P_i, exact.
+  // P_i, exact: from the last one before it that bounds tell exactly, often 1.
   float scale(int64_t i) const {
-    float scale = 1.0f;
-    for (int64_t j = 0; j < i; ++j)
+    int64_t known = i;
+    while (scales_[known].low != scales_[known].high) --known;
+    float scale = scales_[known].low;
+    for (int64_t j = known; j < i; ++j)
       scale = next(scale, j, pairs_[j].p.total(), s_.point_mass() ? 0 : pairs_[j].q.total());
     return scale;
   }
