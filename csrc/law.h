@@ -206,10 +206,10 @@ class Law {
   // Whether no filter takes anything.
   bool whole() const { return !greedy_ && !listed_ && end_.logit == -kInfinity && min_t_ == -kInfinity; }
   bool top_p_holds(const Rank& rank) const;
-  std::optional<bool> coarsely_holds(const Rank& rank) const;
-  std::optional<bool> finely_holds(const Rank& rank) const;
-  bool held(const Bounds& reaching, const Bounds& row) const;
-  bool refused(const Rank& rank, const Bounds& reaching, const Bounds& row) const;
+  std::optional<bool> roughly_holds(const Rank& rank) const;
+  int64_t theta_of(int64_t reaching, int64_t below) const;
+  bool held(const Bounds& reaching, const Bounds& below) const;
+  bool refused(const Rank& rank, const Bounds& reaching, const Bounds& below) const;
   template <class Rough, class Counts>
   double rough_sum(int64_t start, float reaching, const Counts& counts) const;
   template <class Rough>
@@ -228,11 +228,11 @@ class Law {
   float maximum_ = 0.0f, scale_ = 1.0f, temperature_ = 1.0f, min_t_ = -kInfinity;
   float reference_ = 0.0f;    // a logit whose weight is 1 in
   double rough_total_ = 0.0;  // the row's rough weight so far; negative if it is not known
+  mutable double coarse_total_ = -1.0;  // what the coarse weights of the row sum to, once a check has found it
   bool greedy_ = false, listed_ = false, narrowed_ = false;
   Rank end_{};
   mutable int64_t total_ = -1;  // once it is known
   mutable Bounds total_bounds_{-1, -1};
-  mutable Bounds row_bounds_{-1, -1};  // on the mass before top-p, once a check has found them
 };
 
 }  // namespace DRAFTPROOF_LEVEL

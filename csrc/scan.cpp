@@ -34,7 +34,8 @@ int32_t Law::prepare(const RowInput& input, const Patches& history, const Filter
   end_ = {-kInfinity, row_.vocab()};
   narrowed_ = false;
   total_ = -1;
-  total_bounds_ = row_bounds_ = {-1, -1};
+  total_bounds_ = {-1, -1};
+  coarse_total_ = -1.0;
   candidates_.clear();
   min_t_ = !greedy_ && filters.min_p > 0.0f ? log2_pinned(filters.min_p) : -kInfinity;
   if (listed_) list_top_k();

@@ -12,6 +12,7 @@ namespace DRAFTPROOF_LEVEL {
 namespace {
 
 constexpr int64_t kFlush = 32;  // blocks whose weights are summed in float32
+constexpr int64_t kMostMass = int64_t{1} << 62;
 
 // The ids of a block that have this logit.
 uint64_t ids_at(const float* l, float logit) {
@@ -35,10 +36,8 @@ Law::Bounds Law::bounds_of(double sum) const {
 // Whether the top-p set holds a token. Exact: bounds decide only where they leave no doubt.
 bool Law::top_p_holds(const Rank& rank) const {
   if (rank.logit == maximum_ && rank.id == argmax()) return true;
-  if (maximum_ < kInfinity && scale_ < 0x1p100f) {
-    if (const auto holds = coarsely_holds(rank)) return *holds;
-    if (const auto holds = finely_holds(rank)) return *holds;
-  }
+  if (maximum_ < kInfinity && scale_ < 0x1p100f)
+    if (const auto holds = roughly_holds(rank)) return *holds;
   const auto [above, total] = exact_above(rank);
   return above < theta(filters_.top_p, total);
 }
@@ -61,60 +60,45 @@ DRAFTPROOF_INLINE double Law::rough_sum(int64_t start, float reaching, const Cou
 }
 
 // The mass that reaches the rank is needed whole, of the rest only enough.
-std::optional<bool> Law::coarsely_holds(const Rank& rank) const {
+std::optional<bool> Law::roughly_holds(const Rank& rank) const {
   const Floats wanted = all(rank.logit);
-  double above = 0.0, below = 0.0;
+  double sum = 0.0;
   for (int64_t start = 0; start < row_.blocks(); start += kFlush)
-    above += rough_sum<Coarse>(start, rank.logit, [&](Floats v) DRAFTPROOF_ALWAYS { return v >= wanted; });
-  const Bounds reaching = bounds_of<Coarse>(above);
-  if (row_bounds_.low < 0) {
+    sum += rough_sum<Coarse>(start, rank.logit, [&](Floats v) DRAFTPROOF_ALWAYS { return v >= wanted; });
+  const Bounds reaching = bounds_of<Coarse>(sum);
+  double below = 0.0, doubt = 0.0;
+  if (coarse_total_ < 0.0) {
     // Nothing below the rank weighs more than it does.
-    const double most_below = static_cast<double>(row_.vocab()) * weight(rank.logit);
-    if (refused(rank, reaching, bounds_of<Coarse>(above + most_below))) return false;
+    const double most = static_cast<double>(row_.vocab()) * weight(rank.logit);
+    if (refused(rank, reaching, bounds_of<Coarse>(most))) return false;
     for (int64_t start = 0; start < row_.blocks(); start += kFlush) {
       below += rough_sum<Coarse>(start, -kInfinity, [&](Floats v) DRAFTPROOF_ALWAYS { return v < wanted; });
-      if (held(reaching, bounds_of<Coarse>(above + below))) return true;
+      if (held(reaching, bounds_of<Coarse>(below))) return true;
     }
-    row_bounds_ = bounds_of<Coarse>(above + below);
+    coarse_total_ = sum + below;
+  } else {
+    below = coarse_total_ - sum;
+    doubt = coarse_total_ * 1e-4;  // the sums are rounded, and so is their difference
   }
-  if (held(reaching, row_bounds_)) return true;
-  if (refused(rank, reaching, row_bounds_)) return false;
+  if (held(reaching, bounds_of<Coarse>(below - doubt))) return true;
+  if (refused(rank, reaching, bounds_of<Coarse>(below + doubt))) return false;
   return std::nullopt;
 }
 
-// Both sums in one pass.
-std::optional<bool> Law::finely_holds(const Rank& rank) const {
-  alignas(64) float buffer[kBlock];
-  const Floats maximum = all(maximum_), wanted = all(rank.logit);
-  double above = 0.0, all_of_row = 0.0;
-  for (int64_t start = 0; start < row_.blocks(); start += kFlush) {
-    Floats reaching = {}, total = {};
-    for (int64_t b = start; b < std::min(start + kFlush, row_.blocks()); ++b) {
-      const float* l = row_.load(b, buffer);
-      Floats w[kBlock / kLanes];
-      total += sum_of_block(
-          [&](int i) DRAFTPROOF_ALWAYS { return w[i / kLanes] = Fine::exp2(load(l + i) - maximum, scale_); });
-      reaching += sum_of_block(
-          [&](int i) DRAFTPROOF_ALWAYS { return load(l + i) >= wanted ? w[i / kLanes] : Floats{}; });
-    }
-    above += sum_of_lanes(reaching);
-    all_of_row += sum_of_lanes(total);
-  }
-  const Bounds reaching = bounds_of<Fine>(above);
-  row_bounds_ = bounds_of<Fine>(all_of_row);
-  if (held(reaching, row_bounds_)) return true;
-  if (refused(rank, reaching, row_bounds_)) return false;
-  return std::nullopt;
+// Theta of the mass that reaches a rank and of that below it. It grows with both, by less than they do, but for the 2
+// units that it may step back each time.
+int64_t Law::theta_of(int64_t reaching, int64_t below) const {
+  return theta(filters_.top_p, std::min(reaching + below, kMostMass));
 }
 
-// Theta may step back by 2 units where the mass grows.
-bool Law::held(const Bounds& reaching, const Bounds& row) const {
-  return reaching.high + 2 < theta(filters_.top_p, row.low);
+// Where more mass reaches the rank, less of it is surely inside.
+bool Law::held(const Bounds& reaching, const Bounds& below) const {
+  return reaching.high + 4 < theta_of(reaching.high, below.low);
 }
 
 // The mass that reaches a rank, less the token itself and the ties behind it, is the mass above it.
-bool Law::refused(const Rank& rank, const Bounds& reaching, const Bounds& row) const {
-  const int64_t limit = theta(filters_.top_p, row.high) + 2;
+bool Law::refused(const Rank& rank, const Bounds& reaching, const Bounds& below) const {
+  const int64_t limit = theta_of(reaching.low, below.high) + 4;
   if (reaching.low <= limit) return false;
   alignas(64) float buffer[kBlock];
   int64_t ties = 0;
