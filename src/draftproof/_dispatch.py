@@ -8,7 +8,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -143,16 +143,17 @@ def _has_gpu() -> bool:
     return any(getattr(torch, device).is_available() for device, row in BACKENDS.items() if "triton" in row)
 
 
-def plain(operation: str, check: Any, backend: Any, rows: Any, *given: Any) -> tuple[Array, ...] | None:
-    """Run an operation on arguments as the caller gave them, where the core sees that all are valid; else None.
+def entry(operation: str, rows: Any, backend: Any) -> Callable[..., tuple[Array, ...] | None] | None:
+    """Return the core's own entry for rows and a backend where nothing speaks against it; else None.
 
-    This goes round checks, dispatcher and registered op, which cost more than the work on a ready row. What is out of
-    the ordinary, wrong, dead, elsewhere or watched is for the full path.
+    It takes the arguments as the caller gave them, ``check`` last, and returns the outputs, or None where not all are
+    surely valid or a row is dead. This goes round checks, dispatcher and registered op, which cost more than the work
+    on a ready row. What is out of the ordinary, wrong, dead, elsewhere or watched is for the full path.
     """
     if watched(rows) or type(backend) is not str or backend != "auto" or BACKENDS["cpu"][0] != "cpu" or core is None:
         return None
-    outputs: tuple[Array, ...] | None = getattr(core, operation)(rows, *given, check)
-    return outputs
+    found: Callable[..., tuple[Array, ...] | None] = getattr(core, operation)
+    return found
 
 
 def run(operation: str, arguments: tuple[Any, ...], check: bool | None, backend: str) -> tuple[Array, ...]:

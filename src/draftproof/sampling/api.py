@@ -8,7 +8,7 @@ from typing import Any
 from .. import _checks
 from .. import _numpy as np
 from .._arrays import is_torch, number
-from .._dispatch import plain, run
+from .._dispatch import entry, run
 from ..errors import ShapeError
 from ..types import Array, Filters, SampleResult
 
@@ -128,8 +128,8 @@ def sample(
     (1,)
     """
     parameters = (temperature, top_k, top_p, min_p, repetition_penalty)
-    given = (prev_tokens, mask, seed, offset, draft_index)
-    result = plain("sample", check, backend, logits, *parameters, *given)
+    plain = entry("sample", logits, backend)
+    result = plain and plain(logits, *parameters, prev_tokens, mask, seed, offset, draft_index, check)
     if result is None:
         arguments = _filter_arguments(logits, Filters(*parameters), prev_tokens, mask)
         arguments += _stream_arguments(logits, seed, offset, draft_index)
@@ -185,8 +185,8 @@ def sample_with_logprobs(
     (0, 0.0, 1)
     """
     parameters = (temperature, top_k, top_p, min_p, repetition_penalty)
-    given = (prev_tokens, mask, seed, offset, draft_index)
-    result = plain("sample_with_logprobs", check, backend, logits, *parameters, *given)
+    plain = entry("sample_with_logprobs", logits, backend)
+    result = plain and plain(logits, *parameters, prev_tokens, mask, seed, offset, draft_index, check)
     if result is None:
         arguments = _filter_arguments(logits, Filters(*parameters), prev_tokens, mask)
         arguments += _stream_arguments(logits, seed, offset, draft_index)
@@ -227,7 +227,8 @@ def sample_probs(
     >>> draftproof.sample_probs(np.array([[0.0, 1.0, 0.0]], dtype=np.float32), seed=3)
     array([1])
     """
-    result = plain("sample_probs", check, backend, probs, seed, offset)
+    plain = entry("sample_probs", probs, backend)
+    result = plain and plain(probs, seed, offset, check)
     if result is None:
         _checks.rows("probs", probs, "[B, V]")
         stream = _stream_arguments(probs, seed, offset, None)[:2]
@@ -276,7 +277,8 @@ def filter_logits(
     array([[  4.,   2., -inf]], dtype=float32)
     """
     parameters = (temperature, top_k, top_p, min_p, repetition_penalty)
-    result = plain("filter_logits", check, backend, logits, *parameters, prev_tokens, mask)
+    plain = entry("filter_logits", logits, backend)
+    result = plain and plain(logits, *parameters, prev_tokens, mask, check)
     if result is None:
         arguments = _filter_arguments(logits, Filters(*parameters), prev_tokens, mask)
         result = call("filter_logits", arguments, check, backend)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ... import _checks
-from ..._dispatch import plain
+from ..._dispatch import entry
 from ...errors import ShapeError, ValueRangeError
 from ...sampling.api import call, filters
 from ...types import Array, Filters, VerifyResult
@@ -101,7 +101,8 @@ def verify(
     differing = (draft_temperature, draft_top_k, draft_top_p, draft_min_p, draft_repetition_penalty)
     given = (prev_tokens, mask, draft_mask, num_draft_tokens, eos, seed, offset)
     rows = (target_logits, draft_logits, draft_tokens)
-    result = plain("verify", check, backend, *rows, rule, *own, *differing, *given)
+    plain = entry("verify", target_logits, backend)
+    result = plain and plain(*rows, rule, *own, *differing, *given, check)
     if result is None:
         draft = Filters(*(mine if value is None else value for mine, value in zip(own, differing, strict=True)))
         result = call("verify", _verify_arguments(*rows, rule, Filters(*own), draft, *given), check, backend)
@@ -166,7 +167,8 @@ def verify_probs(
     """
     rows = (target_probs, draft_probs, draft_tokens)
     given = (uniform_accept, uniform_sample, seed, offset, num_draft_tokens, eos)
-    result = plain("verify_probs", check, backend, *rows, rule, *given)
+    plain = entry("verify_probs", target_probs, backend)
+    result = plain and plain(*rows, rule, *given, check)
     if result is None:
         result = call("verify_probs", _verify_probs_arguments(*rows, rule, *given), check, backend)
     return VerifyResult(*result)
@@ -209,7 +211,8 @@ def verify_greedy(
     >>> draftproof.verify_greedy(target, np.array([[0, 3]])).tokens
     array([[ 0,  1, -1]])
     """
-    result = plain("verify_greedy", check, backend, target, draft_tokens, num_draft_tokens, eos)
+    plain = entry("verify_greedy", target, backend)
+    result = plain and plain(target, draft_tokens, num_draft_tokens, eos, check)
     if result is None:
         _, drafted, _ = _check_rows("target", target, draft_tokens)
         tokens = _checks.ids("draft_tokens", draft_tokens, target, "[B, K]")
