@@ -211,7 +211,7 @@ class Law {
   bool held(const Bounds& reaching, const Bounds& below) const;
   bool refused(const Rank& rank, const Bounds& reaching, const Bounds& below) const;
   template <class Rough, class Counts>
-  double rough_sum(int64_t start, float reaching, const Counts& counts) const;
+  double rough_sum(int64_t start, float least, const Counts& counts) const;
   template <class Rough>
   Bounds bounds_of(double sum) const;
   Above exact_above(const Rank& rank) const;
