@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <mutex>
 #include <optional>
@@ -37,7 +38,7 @@ class QuickResidual {
     tiles_.assign((p_.row().blocks() + kTile - 1) / kTile, {});
     parallel_rows(static_cast<int64_t>(tiles_.size()), kSharedBlocks / kTile,
                   [&](int64_t first, int64_t last) { read(first, last); });
-    if (aside_.size() > kMostAside) return std::nullopt;
+    if (full_) return std::nullopt;
     p_.know_total(p_total_);
     q_.know_total(q_total_);
     const float p_factor = reciprocal(p_total_), q_factor = reciprocal(q_total_);
@@ -61,7 +62,7 @@ class QuickResidual {
     int64_t aside = 0;     // residual masses of the tokens put aside
   };
   struct Aside {
-    int64_t id;
+    int32_t id;
     float p, q;
   };
 
@@ -69,7 +70,7 @@ class QuickResidual {
   void read(int64_t first, int64_t last) {
     IntegerSum p_total, q_total;
     std::vector<Aside> aside;
-    for (int64_t tile = first; tile < last && aside.size() <= kMostAside; ++tile) {
+    for (int64_t tile = first; tile < last && !full_; ++tile) {
       IntegerSum p_sum, q_sum;
       for (int64_t b = tile * kTile; b < std::min((tile + 1) * kTile, p_.row().blocks()); ++b) {
         alignas(64) float p[kBlock], q[kBlock];
@@ -82,9 +83,10 @@ class QuickResidual {
           q_total.add(load(q + i), sure, q_sum);
           open |= static_cast<uint64_t>(above(target * most_, draft) & ~sure) << i;
         }
-        for (; open; open &= open - 1) {
+        if (aside.size() + std::popcount(open) > kMostAside) full_ = true;
+        for (; open && !full_; open &= open - 1) {
           const int i = std::countr_zero(open);
-          aside.push_back({b * kBlock + i, p[i], q[i]});
+          aside.push_back({static_cast<int32_t>(b * kBlock + i), p[i], q[i]});
         }
       }
       tiles_[tile] = {p_sum.total(), q_sum.total(), 0};
@@ -92,7 +94,11 @@ class QuickResidual {
     const std::lock_guard lock(mutex_);
     p_total_ += p_total.total();
     q_total_ += q_total.total();
-    aside_.insert(aside_.end(), aside.begin(), aside.end());
+    if (aside_.empty()) {
+      aside_.swap(aside);
+    } else {
+      aside_.insert(aside_.end(), aside.begin(), aside.end());
+    }
   }
 
   // Of both laws; false if all are 0.
@@ -156,7 +162,7 @@ class QuickResidual {
   }
 
   static constexpr int64_t kTile = 16;        // blocks whose sums are kept
-  static constexpr size_t kMostAside = 4096;  // tokens
+  static constexpr size_t kMostAside = 4096;  // tokens of a thread: 48 KiB
   static constexpr double kRounding = 1e-6;   // of a few products in float32
 
   const Law &p_, &q_;
@@ -165,6 +171,7 @@ class QuickResidual {
   std::vector<Tile> tiles_;
   std::vector<Aside> aside_;
   int64_t p_total_ = 0, q_total_ = 0;
+  std::atomic<bool> full_{false};  // too many to put aside
   std::mutex mutex_;
 };
 
