@@ -2,7 +2,7 @@
 //
 // An entry takes arguments as the public function's caller gave them, or as the checks left them. It returns the
 // operation's outputs as a tuple, or None where an argument is not surely valid or, unless `check` is False, a row is
-// dead: the full path then finds out.
+// dead: the full path then finds out. The status of tokens, which their callers do not see, is there if `check` is False.
 #include "results.h"
 
 #include <nanobind/stl/string.h>

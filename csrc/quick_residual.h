@@ -70,7 +70,10 @@ class QuickResidual {
   void read(int64_t first, int64_t last) {
     IntegerSum p_total, q_total;
     std::vector<Aside> aside;
+    const auto tiles = static_cast<int64_t>(tiles_.size());
     for (int64_t tile = first; tile < last && !full_; ++tile) {
+      // A share for each tile, and some to begin with: laws that are too alike are soon known.
+      const int64_t most = kMostAside * (last - first + 7 * (tile + 1 - first)) / (8 * tiles);
       IntegerSum p_sum, q_sum;
       for (int64_t b = tile * kTile; b < std::min((tile + 1) * kTile, p_.row().blocks()); ++b) {
         alignas(64) float p[kBlock], q[kBlock];
@@ -83,7 +86,7 @@ class QuickResidual {
           q_total.add(load(q + i), sure, q_sum);
           open |= static_cast<uint64_t>(above(target * most_, draft) & ~sure) << i;
         }
-        if (aside.size() + std::popcount(open) > kMostAside) full_ = true;
+        if (static_cast<int64_t>(aside.size()) + std::popcount(open) > most) full_ = true;
         for (; open && !full_; open &= open - 1) {
           const int i = std::countr_zero(open);
           aside.push_back({static_cast<int32_t>(b * kBlock + i), p[i], q[i]});
@@ -162,7 +165,7 @@ class QuickResidual {
   }
 
   static constexpr int64_t kTile = 16;        // blocks whose sums are kept
-  static constexpr size_t kMostAside = 4096;  // tokens of a thread: 48 KiB
+  static constexpr int64_t kMostAside = 4096;  // tokens: 48 KiB
   static constexpr double kRounding = 1e-6;   // of a few products in float32
 
   const Law &p_, &q_;

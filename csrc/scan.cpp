@@ -28,7 +28,8 @@ int32_t Law::prepare(const RowInput& input, const Patches& history, const Filter
     const WideStream noise(stream_of(*stream, Purpose::race_block, Purpose::draft_block));
     status = scan(&noise, false);
   } else {
-    status = scan(nullptr, weighed && !greedy_ && !listed_);
+    // At a scale near 0 the distance to the maximum may overflow where that to the reference does not.
+    status = scan(nullptr, weighed && !greedy_ && !listed_ && scale_ > 0x1p-122f);
   }
   if (status) return status;
   end_ = {-kInfinity, row_.vocab()};

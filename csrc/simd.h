@@ -266,8 +266,9 @@ class IntegerSum {
   }
   void add(Floats a, uint32_t part, IntegerSum& other) {
     add(a);
-    for (int i = 0; i < kLanes; ++i) a[i] = part >> i & 1 ? a[i] : 0.0f;
-    other.add(a);
+    Ints bit;
+    for (int i = 0; i < kLanes; ++i) bit[i] = 1 << i;
+    other.add((Floats)((Ints)a & (((Ints{} + static_cast<int32_t>(part)) & bit) == bit)));
   }
   int64_t total() {
     flush();

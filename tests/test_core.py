@@ -322,3 +322,18 @@ def test_the_token_after_a_rejection(core, rule, noise, steepness):
         got = draftproof.verify(target, draft, drafts, **given, backend="cpu")
         assert [part.tolist() for part in got] == [part.tolist() for part in expected]
     assert (expected.num_accepted < 3).sum() > 5
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("temperature", [1e36, 3e38])
+def test_distances_that_overflow(rule, temperature):
+    """To the maximum, but not to the reference of the row's rough weight."""
+    target = np.zeros((200, 2, 4096), dtype=np.float32)
+    target[:, :, 1024:] = -3e38
+    target[:, :, 2000] = 3e38
+    draft = np.full((200, 1, 4096), -np.inf, dtype=np.float32)
+    draft[..., :500] = 0
+    given = {"temperature": temperature, "rule": rule, "seed": np.arange(200)}
+    drafts = np.full((200, 1), 5)
+    got, expected = (draftproof.verify(target, draft, drafts, **given, backend=b).tokens for b in ("cpu", "eager"))
+    assert got.tolist() == expected.tolist()
