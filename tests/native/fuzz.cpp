@@ -357,11 +357,14 @@ RoundInput any_round(Bytes& bytes, bool probabilities) {
   if (kind > 0) {
     const int64_t draft_vocab = bytes.chance(64) ? vocabulary(bytes, in.batch * (2 * in.drafted + 1)) : vocab;
     in.draft = any_rows(bytes, {in.batch, in.drafted, draft_vocab}, probabilities);
-    if (kind == 1 && draft_vocab == vocab) {  // the same laws: no residual
+    if (kind == 1 && draft_vocab == vocab) {  // the same laws, which leave no residual, or nearly so
       for (int64_t i = 0; i < in.batch; ++i)
         for (int64_t j = 0; j < in.drafted; ++j)
           std::copy_n(in.target.values.begin() + (i * (in.drafted + 1) + j) * vocab, vocab,
                       in.draft.values.begin() + (i * in.drafted + j) * vocab);
+      const float apart = bytes.pick({0.0f, 0.0f, 1e-6f, 1e-3f, 0.1f, 1.0f});
+      Random random(bytes.take(4));
+      for (float& x : in.draft.values) x *= 1.0f + apart * static_cast<float>(random.unit());
       in.draft.dtype = DType::f32;
       in.draft.laid = in.draft.tight = in.draft.floats = contiguous(in.draft.values, in.draft.shape);
     }

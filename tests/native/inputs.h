@@ -174,7 +174,7 @@ inline std::vector<float> any_values(Bytes& bytes, int64_t size, bool probabilit
     }
   }
   if (bytes.chance(32)) {  // about one in each block stands out
-    const float by = bytes.pick({1.0f, 10.0f, 1e7f, 1e30f, -1e7f});
+    const float by = bytes.pick({1.0f, 10.0f, 1e7f, 1e30f, 2e38f, -1e7f});
     for (int64_t i = bytes.below(64); i < size; i += 64) values[i] += by * static_cast<float>(1.0 + random.unit());
   }
   if (probabilities && !bytes.chance(16))
