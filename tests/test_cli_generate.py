@@ -151,11 +151,14 @@ def test_adaptive_mix_is_the_default(folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(SpeculativeDecoder, "stream", stream)
     generate(folder)
     generate(folder, "--dtype", "bfloat16")
-    assert [drafter for drafter, _ in used] == [MixDrafter] * 2
-    # In bfloat16 rows depend on the width of the forward, so no clock may choose it.
+    generate(folder, "--temperature", 1, "--seed", 0)
+    assert [drafter for drafter, _ in used] == [MixDrafter] * 3
+    # In bfloat16 rows depend on the width of the forward, so no clock may choose it; nor may it where a seed is to
+    # give the same again.
     assert [(length.costs, length.measure) for _, length in used] == [
         (COSTS["float32"], True),
         (COSTS["bfloat16"], False),
+        (COSTS["float32"], False),
     ]
 
 

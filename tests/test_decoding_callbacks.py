@@ -379,6 +379,28 @@ def test_probability_rows(rule: str) -> None:
     assert decoder.generate(PROMPT, max_new=20) == decode(TARGET, PROMPT, 20, None)
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_drafters_get_logits_of_probability_rows(library: str) -> None:
+    """Zeros become -inf, without a warning."""
+    told: list[Any] = []
+
+    class Listener(NgramDrafter):
+        def start(self) -> Any:
+            state = super().start()
+            state.accept = lambda _, __, rows: told.append(rows)  # type: ignore[method-assign]
+            return state
+
+    row = np.array([0.5, 0.25, 0.25, 0.0], dtype=np.float32)
+    given = row[None] if library == "numpy" else torch.from_numpy(row[None].copy())
+    decoder = SpeculativeDecoder(Listener(), lambda *_: given, k=0, rows="probs", greedy=False, rule="match", seed=1)
+    decoder.generate([0], max_new=3)
+    with np.errstate(divide="ignore"):
+        expected = np.log(row)
+    assert len(told) == 2
+    assert all(type(rows) is type(given) and np.array_equal(rows[0], expected) for rows in told)
+    assert np.array_equal(given[0], row)
+
+
 def test_torch_and_numpy_rows_mix() -> None:
     """Draft rows may come from another array library, and in another precision, than the target's."""
 

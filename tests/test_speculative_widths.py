@@ -161,3 +161,28 @@ def test_a_drafter_must_be_one() -> None:
 def test_a_draft_models_cost_is_that_of_every_row() -> None:
     drafter = ModelDrafter(CausalLM(TOY), cost=0.01)
     assert Speculative(drafter)._drafter(TOY, True).cost == 0.01
+
+
+def test_a_draft_model_costs_its_share_of_the_parameters() -> None:
+    target, draft = zoo.build("llama", num_hidden_layers=4), zoo.model("llama")
+    share = draft.num_parameters() / target.num_parameters()
+    assert 0.3 < share < 0.7
+    assert model_drafter(draft, target).cost == share
+    assert model_drafter(draft, target, cost=0.1).cost == 0.1
+    for sampled in (False, True):
+        assert Speculative(draft)._drafter(target, sampled).cost == share
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_draft_model_as_large_as_the_target_drafts_next_to_nothing(rule: Any) -> None:
+    speculative = Speculative(zoo.toy(), rule=rule, seed=3)
+    generate(speculative, ONE, do_sample=True, max_new_tokens=60)
+    assert speculative.stats[0].drafted < 3
+
+
+def test_no_drafter_reads_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody will ask for is not ranked."""
+    monkeypatch.setattr("draftproof.drafters.recycling.most_likely", None)
+    assert generate(Speculative(None), ONE).tolist() == generate(None, ONE).tolist()
+    with pytest.raises(TypeError):
+        generate(Speculative(), ONE)

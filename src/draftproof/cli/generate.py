@@ -60,7 +60,7 @@ def generate(
         wait_passively()
         with err.status("Loading torch and transformers"):
             options.use_threads(threads)
-            session = prepare(model, draft, dtype, params, eos, rule, k=draft_length(most, dtype), seed=seed)
+            session = prepare(model, draft, dtype, params, eos, rule, k=draft_length(most, dtype, seed), seed=seed)
         if text is EXAMPLE and not as_json:
             out.print(Text(text + "\n", style="dim"))
         run(session, encode(session.target.tokenizer, text, raw), max_new, compare, as_json)

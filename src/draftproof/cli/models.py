@@ -59,7 +59,7 @@ def _load_folder(folder: Path, option: str, dtype: str) -> Loaded:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         fail(
             f"{option}: expected a folder that transformers can read as a causal language model with its tokenizer, "
-            f"got {folder}: {reason.splitlines()[0].rstrip('.')}; save both there with save_pretrained"
+            f"got {folder}: {reason}; save both there with save_pretrained"
         )
     return Loaded(model.eval(), tokenizer)
 
@@ -69,9 +69,12 @@ def sampling_rule(draft: str) -> Literal["match", "token"]:
     return "match" if draft in DRAFTERS else "token"
 
 
-def draft_length(width: int | Literal["auto"], dtype: str) -> int | LengthPolicy:
-    """Return how many tokens to draft; a clock has a say where rows do not depend on the width of the forward."""
-    return width if width != "auto" else DraftLength(COSTS[dtype], measure=dtype == "float32")
+def draft_length(width: int | Literal["auto"], dtype: str, seed: int | None) -> int | LengthPolicy:
+    """Return how many tokens to draft.
+
+    A clock has a say where rows do not depend on the width of the forward and no seed asks for the same again.
+    """
+    return width if width != "auto" else DraftLength(COSTS[dtype], measure=dtype == "float32" and seed is None)
 
 
 def make_drafter(draft: str, rule: str, target: Loaded, dtype: str) -> Drafter:
@@ -82,15 +85,13 @@ def make_drafter(draft: str, rule: str, target: Loaded, dtype: str) -> Drafter:
     from ..integrations.transformers import model_drafter
 
     noises: dict[str, Noise] = {"match": "shared", "greedy": None}
-    drafter = model_drafter(
+    return model_drafter(
         loaded.model,
         target.model,
         noise=noises.get(rule, "private"),
         tokenizer=target.tokenizer,
         draft_tokenizer=loaded.tokenizer,
     )
-    drafter.cost = loaded.model.num_parameters() / target.model.num_parameters()
-    return drafter
 
 
 def encode(tokenizer: Any, prompt: str, raw: bool) -> list[int]:

@@ -68,6 +68,14 @@ def frozen(array: Array) -> Array:
     return array
 
 
+def logits_of(probs: Array) -> Array:
+    """Return logits with this law: -inf for what cannot come."""
+    if is_torch(probs):
+        return probs.log()
+    with np.errstate(divide="ignore"):
+        return np.log(probs)
+
+
 def as_kind(value: Any, like: Array) -> Array:
     """Return ``value`` in the array library and on the device of ``like``."""
     if is_torch(value) and not is_torch(like):

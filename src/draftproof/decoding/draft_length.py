@@ -113,7 +113,8 @@ class DraftLength:
         measured tables by dtype, `interpolate` makes one from a few measurements.
     measure : bool
         Refine ``costs`` by the time that rounds take, under rules greedy and match only. False: decisions are the same
-        in every run, which matters for models whose rows depend on the width of the forward (bfloat16).
+        in every run, which matters for models whose rows depend on the width of the forward (bfloat16). ``k="auto"``
+        measures unless a seed is given.
 
     Raises
     ------
@@ -263,8 +264,8 @@ class _Clock:
         self._costs[1:] = np.maximum(1.0, costs + step).tolist()
 
 
-def draft_length(k: int | Literal["auto"] | LengthPolicy) -> LengthPolicy:
-    """Return the policy that ``k`` stands for.
+def draft_length(k: int | Literal["auto"] | LengthPolicy, *, measure: bool = True) -> LengthPolicy:
+    """Return the policy that ``k`` stands for; ``measure`` is what "auto" does.
 
     Raises
     ------
@@ -272,7 +273,7 @@ def draft_length(k: int | Literal["auto"] | LengthPolicy) -> LengthPolicy:
         ``k`` is no int, "auto" or policy, or is below 0.
     """
     if isinstance(k, str) and k == "auto":
-        return DraftLength()
+        return DraftLength(measure=measure)
     # A drafter has a start() too.
     if not isinstance(k, int | str | type) and callable(getattr(k, "start", None)) and not hasattr(k, "has_q"):
         return k

@@ -10,7 +10,7 @@ from ..drafters.base import DraftState
 from ..drafters.checks import check_count, check_methods, is_drafter, kind_of
 from ..errors import ValueRangeError
 from ..types import Array, SamplingParams
-from .callbacks import Checked, Ids, frozen, read_draft
+from .callbacks import Checked, Ids, frozen, logits_of, read_draft
 from .draft_length import LengthPolicy
 from .rules import Verifier
 from .stopping import usable
@@ -60,4 +60,6 @@ class DraftSource:
         """Tell policy and drafter how the draft fared; ``rows`` is a view of its own, which becomes read-only."""
         self.length.record(width, accepted, seconds)
         if self._state is not None:
+            if self._verify.rows == "probs":
+                rows = logits_of(rows)
             self._state.accept(accepted, next_token, rows if is_torch(rows) else frozen(rows))

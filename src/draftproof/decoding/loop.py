@@ -28,7 +28,7 @@ class SpeculativeDecoder:
         The target's row after the prefix and after each proposed token; anything finite after an id it does not know.
     k : int, "auto", or a policy such as ``decoding.DraftLength``
         Most tokens drafted in a round; 0 is plain decoding. "auto" chooses the width of each round by what it is
-        expected to gain, none included: ``DraftLength()``.
+        expected to gain, none included: ``DraftLength(measure=seed is None)``, which reads no clock if there is a seed.
     greedy : bool
         Emit the most likely token each time.
     rule : {"greedy", "token", "block", "match"}, optional
@@ -102,7 +102,7 @@ class SpeculativeDecoder:
         check_step("target_step", target_step, "a function (prefix, proposed) -> rows", "CausalLM(model)")
         self.draft_step: Any = draft_step
         self.target_step = target_step
-        self.k, self.seed, self.length = k, seed, draft_length(k)
+        self.k, self.seed, self.length = k, seed, draft_length(k, measure=seed is None)
         self.rule: Rule = rule or ("greedy" if greedy else "token" if getattr(draft_step, "has_q", True) else "match")
         params = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty)
         self.verifier = Verifier(self.rule, rows, params, eos_ids(eos))

@@ -126,6 +126,7 @@ def model_drafter(
     target_model: Any,
     *,
     noise: Noise = "private",
+    cost: float | None = None,
     tokenizer: Any = None,
     draft_tokenizer: Any = None,
 ) -> ModelDrafter:
@@ -137,6 +138,8 @@ def model_drafter(
         Decoder-only ``PreTrainedModel``; only the draft model is kept.
     noise : {"private", "shared", None}
         As in ``ModelDrafter``.
+    cost : float, optional
+        As in ``ModelDrafter``. None: the draft model's number of parameters by the target's.
     tokenizer, draft_tokenizer
         The tokenizers of target and draft. With both, every token must have the same id in both and the models may
         differ in unused ids. Without them the vocabulary sizes must be equal.
@@ -144,7 +147,7 @@ def model_drafter(
     Raises
     ------
     ValueRangeError
-        Tokenizers or vocabulary sizes differ.
+        Tokenizers or vocabulary sizes differ; the draft model is in training mode; wrong ``noise`` or ``cost``.
     """
     if tokenizer is not None and draft_tokenizer is not None:
         check_tokenizers(tokenizer, draft_tokenizer)
@@ -155,7 +158,9 @@ def model_drafter(
                 f"draft_model must have the target's vocabulary of {sizes[0]} ids, got {sizes[1]}: "
                 "pass both tokenizers if the models differ only in unused ids"
             )
-    return ModelDrafter(CausalLM(draft_model), noise=noise)
+    if cost is None:
+        cost = draft_model.num_parameters() / target_model.num_parameters()
+    return ModelDrafter(CausalLM(draft_model), noise=noise, cost=cost)
 
 
 def check_tokenizers(target: Any, draft: Any) -> None:

@@ -22,7 +22,7 @@ from ..drafters.base import Drafter, Noise
 from ..drafters.checks import check_count, check_drafter, check_methods, is_drafter, kind_of
 from ..errors import DtypeError, ShapeError, ValueRangeError
 from ..rng.streams import row_seeds
-from ..types import Array, SamplingParams
+from ..types import Array, Draft, SamplingParams
 from .batch import Forward, Sequences
 from .caches import NAME, check_cache, recording
 from .causal_lm import CausalLM, model_drafter
@@ -44,7 +44,8 @@ class Speculative:
     ----------
     drafter : "mix", Drafter, PreTrainedModel or None
         Where drafts come from: what the text so far and the model's rows suggest (``MixDrafter``), any drafter, or a
-        smaller model of the same vocabulary. None drafts nothing: ``generate`` with a fast sampler that has a seed.
+        smaller model of the same vocabulary, through ``model_drafter``, which has more arguments. None drafts nothing:
+        ``generate`` with a fast sampler that has a seed.
     rule : {"token", "block", "match"}, optional
         How drafts are verified when ``do_sample=True``. None: "token" for drafts with the logits they were drawn from,
         "match" for others. ``do_sample=False`` is greedy decoding under any rule.
@@ -196,7 +197,9 @@ class Speculative:
 
     def _drafter(self, model: Any, do_sample: bool) -> Any:
         """Return a drafter for one sequence."""
-        if self.drafter is None or isinstance(self.drafter, str):
+        if self.drafter is None:
+            return _NoDrafter()
+        if isinstance(self.drafter, str):
             return MixDrafter()
         if isinstance(self.drafter, PreTrainedModel):
             noise: Noise = ("shared" if self.rule == "match" else "private") if do_sample else None
@@ -226,6 +229,21 @@ class Speculative:
         rows = np.zeros((batch, 1), dtype=np.float32)
         seeds = _checks.seed(seed.cpu().numpy() if isinstance(seed, torch.Tensor) else seed, rows)
         return list((seeds if seeds.ndim else row_seeds(seeds, np.arange(batch))).tolist())
+
+
+class _NoDrafter:
+    """Drafts nothing and learns nothing."""
+
+    has_q, noise = False, None
+
+    def start(self) -> Self:
+        return self
+
+    def propose(self, context: Any, width: int, **_: Any) -> Draft:
+        return Draft(np.zeros(0, dtype=np.int64), None)
+
+    def accept(self, num_accepted: int, next_token: int, target_logits: Array) -> None:
+        pass
 
 
 def _costs_of_batch(costs: Sequence[float], batch: int) -> list[float]:
