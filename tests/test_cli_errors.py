@@ -62,7 +62,7 @@ def test_mismatched_tokenizers(folder: Path, tmp_path: Path) -> None:
     save(tmp_path, 1, extra=("<extra>",))
     fails(
         "the draft's tokenizer must be the target's, got 258 tokens against 257: "
-        "'<extra>' is 257 in the draft and None in the target",
+        "'<extra>' is 257 in the draft and None in the target, take another draft",
         *("--model", folder, "--draft", tmp_path),
     )
 

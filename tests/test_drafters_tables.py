@@ -30,6 +30,7 @@ from draftproof.drafters.mix import promise
 from draftproof.errors import DtypeError, ShapeError, ValueRangeError
 from draftproof.testing import TableModel
 from draftproof.types import Draft
+from remedies import refused
 
 # Repetitive ones too: few letters, or pieces of a sentence again and again.
 PIECES = st.lists(st.sampled_from([[7], [1, 2, 3], [1, 2, 4], [1, 2, 3, 5, 6]]), max_size=12)
@@ -410,7 +411,7 @@ def test_forgotten_text_is_not_proposed() -> None:
     ],
 )
 def test_refused(make: Any, text: str) -> None:
-    with pytest.raises(ValueRangeError, match=text):
+    with refused(ValueRangeError, text):
         make()
 
 
@@ -427,7 +428,7 @@ def test_refused(make: Any, text: str) -> None:
 )
 def test_counts_must_be_ints(drafter: Any, names: list[str], value: Any) -> None:
     for name in names:
-        with pytest.raises(DtypeError, match=f"^{name} must be an int, got {type(value).__name__}$"):
+        with refused(DtypeError, f"^{name} must be an int, got {type(value).__name__}: "):
             drafter(**{name: value})
         drafter(**{name: np.int64(8)})
 
@@ -451,7 +452,7 @@ def test_counts_must_be_ints(drafter: Any, names: list[str], value: Any) -> None
     ],
 )
 def test_wrong_corpora(texts: Any, error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
+    with refused(error, text):
         CorpusDrafter(texts)
 
 
@@ -468,7 +469,7 @@ def test_wrong_corpora(texts: Any, error: type[Exception], text: str) -> None:
     ],
 )
 def test_wrong_members_of_a_mix(drafters: Any, text: str) -> None:
-    with pytest.raises(DtypeError, match=text):
+    with refused(DtypeError, text):
         MixDrafter(drafters)
 
 
@@ -480,8 +481,8 @@ def test_members_of_a_mix_that_misbehave() -> None:
     member = Member([1], np.array([0.9]))  # type: ignore[arg-type]
     assert propose(MixDrafter([member, SuffixDrafter()]).start(), [0]).tokens.tolist() == [1]
     member.draft = ([1], None)  # type: ignore[assignment]
-    with pytest.raises(DtypeError, match=r"Member.propose must return a Draft, got tuple"):
+    with refused(DtypeError, r"Member.propose must return a Draft, got tuple"):
         propose(MixDrafter([member]).start(), [0])
     member.draft = None  # type: ignore[assignment]
-    with pytest.raises(DtypeError, match=r"Member.start must be an object with propose\(\), accept\(\), got NoneType"):
+    with refused(DtypeError, r"Member.start must be an object with propose\(\), accept\(\), got NoneType"):
         MixDrafter([member]).start()

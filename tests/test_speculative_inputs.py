@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+import remedies  # noqa: E402
 import zoo  # noqa: E402
 from draftproof.decoding import DraftLength  # noqa: E402
 from draftproof.drafters import NgramDrafter  # noqa: E402
@@ -124,7 +125,7 @@ def refused(match: str, model: Any = TOY, inputs: dict[str, Any] = FIVE, **argum
 
     hook = model.register_forward_pre_hook(run)
     try:
-        with pytest.raises(ValueRangeError, match=match):
+        with remedies.refused(ValueRangeError, match):
             generate(Speculative(), inputs, model, **arguments)
     finally:
         hook.remove()
@@ -199,7 +200,7 @@ class TestRefused:
         ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
     )
     def test_arguments(self, arguments: dict[str, Any], match: str) -> None:
-        with pytest.raises((ValueError, TypeError), match=match):
+        with remedies.refused((ValueError, TypeError), match):
             generate(Speculative(**arguments), do_sample=True)
 
     @pytest.mark.parametrize(

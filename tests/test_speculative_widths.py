@@ -14,6 +14,7 @@ import zoo  # noqa: E402
 from draftproof.drafters import ModelDrafter  # noqa: E402
 from draftproof.errors import ShapeError, ValueRangeError  # noqa: E402
 from draftproof.integrations.transformers import CausalLM, Speculative, model_drafter  # noqa: E402
+from remedies import refused  # noqa: E402
 from speculating import BATCHES, FIVE, ONE, TOY, generate  # noqa: E402
 
 
@@ -148,13 +149,13 @@ def test_no_clock_chooses_widths(dtype: Any, seed: int | None, monkeypatch: pyte
 def test_a_mask_must_fit_the_prompt() -> None:
     ids = torch.tensor([[3, 5, 6, 7]] * 2)
     for mask in (torch.ones(2, 3), torch.tensor([[0, 1, 1], [1, 1, 1]])):
-        with pytest.raises(ShapeError, match=r"attention_mask must be \[2, 4 or more\]"):
+        with refused(ShapeError, r"attention_mask must be \[2, 4 or more\]"):
             TOY.generate(ids, attention_mask=mask.long(), max_new_tokens=3, custom_generate=Speculative())
 
 
 def test_a_drafter_must_be_one() -> None:
     for wrong in (5, object(), "ngram"):
-        with pytest.raises(ValueRangeError, match="drafter must be 'mix', a drafter, a model or None"):
+        with refused(ValueRangeError, "drafter must be 'mix', a drafter, a model or None"):
             Speculative(wrong)  # type: ignore[arg-type]
 
 

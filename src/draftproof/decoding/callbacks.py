@@ -48,10 +48,12 @@ def read_draft(result: Any, width: int, source: str) -> tuple[list[int], Array |
         else:
             tokens, rows = result
     except (TypeError, ValueError):
-        raise ShapeError(f"{source} must return a pair (tokens, rows or None), got {_describe(result)}") from None
+        got = f"{_describe(result)}: return None for the rows of a point mass"
+        raise ShapeError(f"{source} must return a pair (tokens, rows or None), got {got}") from None
     ids = check_ids(f"the tokens from {source}", tokens, least=None)
     if len(ids) > width:
-        raise ShapeError(f"{source} must return at most {width} tokens, as asked for, got {len(ids)}")
+        remedy = f"return the first {width}"
+        raise ShapeError(f"{source} must return at most {width} tokens, as asked for, got {len(ids)}: {remedy}")
     if rows is not None:
         rows = _matrix(rows, len(ids), source, "one a token, or None for a point mass")
     return ids.tolist(), rows, None if acceptance is None else _chances(acceptance, len(ids), source)
@@ -90,7 +92,8 @@ def _matrix(rows: Any, count: int, source: str, meaning: str) -> Array:
             rows = np.asarray(rows, dtype=np.float32)
     shape = getattr(rows, "shape", None)
     if shape is None or len(shape) != 2 or shape[0] != count:
-        raise ShapeError(f"{source} must return rows [{count}, vocab] ({meaning}), got {_describe(rows)}")
+        got = f"{_describe(rows)}: return one array with a row for each"
+        raise ShapeError(f"{source} must return rows [{count}, vocab] ({meaning}), got {got}")
     return rows.detach() if is_torch(rows) else rows
 
 
@@ -99,10 +102,11 @@ def _chances(acceptance: Any, count: int, source: str) -> list[float]:
         chances = [float(chance) for chance in acceptance]
     except (TypeError, ValueError):
         chances = []
+    got = f"{_describe(acceptance)}: return probabilities, or leave it out"
     if len(chances) != count:
-        raise ShapeError(f"{source} must return acceptance [{count}], a number a token, got {_describe(acceptance)}")
+        raise ShapeError(f"{source} must return acceptance [{count}], a number a token, got {got}")
     if not all(0 <= chance <= 1 for chance in chances):
-        raise ValueRangeError(f"the acceptance from {source} must be in [0, 1], got {_describe(acceptance)}")
+        raise ValueRangeError(f"the acceptance from {source} must be in [0, 1], got {got}")
     return chances
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any, Literal, Protocol
 
 from .. import _numpy as np
-from ..drafters.checks import check_count
+from ..drafters.checks import check_count, kind_of
 from ..errors import DtypeError, ValueRangeError
 
 # Of all the time, what may go into probes that gain nothing.
@@ -16,6 +16,9 @@ _PROBES = 0.01
 _MEMORY = 0.95
 # A draft that was rejected leaves room for twice what was accepted of it, or for this.
 _AFTER_MISS = 15
+
+
+_COSTS_REMEDY = "pass those of COSTS, or what interpolate() makes of your measurements"
 
 
 class LengthState(Protocol):
@@ -140,9 +143,11 @@ class DraftLength:
         try:
             table = [float(cost) for cost in costs]
         except (TypeError, ValueError):
-            raise DtypeError(f"costs must be numbers, one a width from 0 on, got {costs!r}") from None
+            raise DtypeError(f"costs must be numbers, one a width from 0 on, got {costs!r}: {_COSTS_REMEDY}") from None
         if not table or not all(0 < cost < float("inf") for cost in table):
-            raise ValueRangeError(f"costs must be positive and finite, one a width from 0 on, got {costs!r}")
+            raise ValueRangeError(
+                f"costs must be positive and finite, one a width from 0 on, got {costs!r}: {_COSTS_REMEDY}"
+            )
         self.costs = tuple(cost / table[0] for cost in table)
         self.measure = measure
         self._measured: dict[float, list[float]] = {}
@@ -279,5 +284,6 @@ def draft_length(k: int | Literal["auto"] | LengthPolicy, *, measure: bool = Tru
         return k
     try:
         return FixedLength(k)  # type: ignore[arg-type]
-    except DtypeError as error:
-        raise DtypeError(f"{error}: pass a number of tokens, 'auto' or a policy such as DraftLength()") from None
+    except DtypeError:
+        remedy = "pass a number of tokens, 'auto' or a policy such as DraftLength()"
+        raise DtypeError(f"k must be an int, got {kind_of(k)}: {remedy}") from None

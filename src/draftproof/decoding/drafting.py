@@ -53,7 +53,7 @@ class DraftSource:
         source = f"the width from {kind_of(self.length)}.{method}"
         width = check_count(source, width)
         if width > most:
-            raise ValueRangeError(f"{source} must be at most {most}, as asked for, got {width}")
+            raise ValueRangeError(f"{source} must be at most {most}, as asked for, got {width}: give {most} or less")
         return width
 
     def learn(self, width: int, accepted: int, next_token: int, rows: Array, seconds: float) -> None:

@@ -69,7 +69,9 @@ class Generation:
                 self._round()
             except StopIteration as error:
                 # It would look like the end of the sequence.
-                raise RuntimeError("a callback raised StopIteration") from error
+                raise RuntimeError(
+                    "callbacks must not raise StopIteration, got one: raise another exception"
+                ) from error
         self._handed += 1
         return Emitted(int(self._ids[self._prompt + self._handed - 1]), self._drafted[self._handed - 1])
 

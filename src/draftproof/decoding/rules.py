@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from operator import index
 from typing import Any, Literal
 
 from .. import _checks
 from .. import _numpy as np
 from ..drafters.base import Drafter
-from ..errors import ShapeError, ValueRangeError
+from ..drafters.checks import kind_of
+from ..errors import DtypeError, ValueRangeError
 from ..types import Array, SamplingParams, VerifyResult
 from ..verification import verify, verify_greedy, verify_probs
 from .callbacks import Checked, Ids, as_kind
@@ -40,12 +43,13 @@ class Verifier:
 
     def check(self, greedy: bool, seed: int | None, draft_step: Any) -> None:
         """Refuse what is out of range or does not go together, before a model has run for nothing."""
-        if seed is not None and _checks.seed(seed, _one_row()).ndim:
-            raise ShapeError(f"seed must be a scalar for one sequence, got {seed!r}")
+        if seed is not None:
+            _checks.seed(_integer(seed), _one_row())
         _checks.one_of("rule", self.rule, _checks.RULES)
         _checks.one_of("rows", self.rows, ("logits", "probs"))
         if greedy != (self.rule == "greedy"):
-            raise ValueRangeError(f"rule {self.rule!r} needs greedy={not greedy}, got greedy={greedy}")
+            remedy = f"pass greedy={not greedy}, or leave the rule out"
+            raise ValueRangeError(f"rule {self.rule!r} needs greedy={not greedy}, got greedy={greedy}: {remedy}")
         filtered = self._filtered()
         if filtered and greedy:
             raise ValueRangeError(f"greedy=True takes no sampling parameters, got {self.params}: pass greedy=False")
@@ -53,15 +57,24 @@ class Verifier:
             raise ValueRangeError(f"rows='probs' takes no sampling parameters, got {self.params}: filter the rows")
         drafter: Drafter | None = draft_step if hasattr(draft_step, "start") else None
         if drafter is not None and drafter.has_q and self.rows == "probs":
-            raise ValueRangeError("rows must be 'logits' with a drafter that returns logits, got 'probs'")
+            remedy = "return logits from target_step too"
+            raise ValueRangeError(f"rows must be 'logits' with a drafter that returns logits, got 'probs': {remedy}")
         if drafter is not None and drafter.noise == "shared" and self.rule != "match":
-            raise ValueRangeError(f"rule must be 'match' when drafts share the target's noise, got {self.rule!r}")
+            got = f"{self.rule!r}: pass greedy=False and rule='match', or a drafter with other noise"
+            raise ValueRangeError(f"rule must be 'match' when drafts share the target's noise, got {got}")
 
     def _filtered(self) -> bool:
         """Whether any parameter has an effect; raise for one out of range."""
         named, row = asdict(self.params), _one_row()
         on = [name for name, value in named.items() if _checks.per_row(name, value, row, vocab=1 << 62) is not None]
         return on != ["temperature"] or named["temperature"] != 1
+
+
+def _integer(seed: Any) -> int:
+    with suppress(TypeError):
+        if not isinstance(seed, bool):
+            return index(seed)
+    raise DtypeError(f"seed must be an int, since there is one sequence, got {kind_of(seed)}: pass an int, or None")
 
 
 def _one_row() -> Array:

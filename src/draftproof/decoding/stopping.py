@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from numbers import Integral
+from numbers import Number
 from typing import Any
 
 from ..drafters.checks import check_ids
@@ -11,7 +11,7 @@ from ..drafters.checks import check_ids
 
 def eos_ids(eos: Any) -> frozenset[int]:
     """Return the ids that end a sequence: from None, an int, or a list or array of ints padded with -1."""
-    single = isinstance(eos, Integral) or getattr(eos, "ndim", 1) == 0
+    single = isinstance(eos, Number) or getattr(eos, "ndim", 1) == 0
     ids = check_ids("eos", [] if eos is None else [eos] if single else eos, least=-1)
     return frozenset(ids[ids >= 0].tolist())
 

@@ -19,9 +19,9 @@ def kind_of(value: Any) -> str:
 def check_count(name: str, value: Any, least: int = 0) -> int:
     """Return a number of things as an int; it must be at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise DtypeError(f"{name} must be an int, got {kind_of(value)}")
+        raise DtypeError(f"{name} must be an int, got {kind_of(value)}: give a whole number")
     if value < least:
-        raise ValueRangeError(f"{name} must be at least {least}, got {value}")
+        raise ValueRangeError(f"{name} must be at least {least}, got {value}: give {least} or more")
     return int(value)
 
 
@@ -36,27 +36,29 @@ def check_ids(name: str, value: Any, least: int | None = 0) -> Array:
         ids = np.array(None)
     if ids.ndim != 1:
         got = list(ids.shape) or kind_of(value)
-        raise ShapeError(f"{name} must be one sequence [length] of token ids, got {got}: pass one row of a batch")
+        remedy = "pass one row of a batch, or a list of ints"
+        raise ShapeError(f"{name} must be one sequence [length] of token ids, got {got}: {remedy}")
     if ids.size and ids.dtype.kind not in "iu":
-        raise DtypeError(f"{name} must be integer token ids below 2**63, got {ids.dtype}")
+        raise DtypeError(f"{name} must be integer token ids below 2**63, got {ids.dtype}: give ints")
     if ids.size and ids.max() >= 2**63:
-        raise ValueRangeError(f"{name} must be below 2**63, got {ids.max()}")
+        raise ValueRangeError(f"{name} must be below 2**63, got {ids.max()}: give ids of the vocabulary")
     if ids.size and least is not None and ids.min() < least:
-        raise ValueRangeError(f"{name} must be at least {least}, got {ids.min()}: remove padding")
+        remedy = "remove padding" if least == 0 else f"pad with {least}"
+        raise ValueRangeError(f"{name} must be at least {least}, got {ids.min()}: {remedy}")
     return ids.astype(np.int64)
 
 
 def check_step(name: str, value: Any, expected: str, of_model: str) -> None:
     """Refuse what is no function of the caller's; ``of_model`` makes one of a model that takes other arguments."""
     if isinstance(value, type):
-        remedy = ": make an object of it"
+        remedy = "make an object of it"
     elif hasattr(value, "get_input_embeddings"):
-        remedy = f": pass {of_model}, from draftproof.integrations.transformers"
+        remedy = f"pass {of_model}, from draftproof.integrations.transformers"
     elif callable(value):
         return
     else:
-        remedy = ""
-    raise DtypeError(f"{name} must be {expected}, got {kind_of(value)}{remedy}")
+        remedy = f"pass {of_model} for a model, or a function of your own"
+    raise DtypeError(f"{name} must be {expected}, got {kind_of(value)}: {remedy}")
 
 
 def is_drafter(value: Any) -> bool:
@@ -78,5 +80,7 @@ def check_drafter(name: str, value: Any) -> None:
 
 def check_methods(name: str, value: Any, *methods: str) -> None:
     """Refuse what is no object with these methods; ``name`` is an argument, or the function that returned it."""
-    if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in methods):
-        raise DtypeError(f"{name} must be an object with {'(), '.join(methods)}(), got {kind_of(value)}")
+    missing = [method for method in methods if not callable(getattr(value, method, None))]
+    if missing or isinstance(value, type):
+        remedy = f"give one that has {'(), '.join(missing)}()" if missing else "make an object of it"
+        raise DtypeError(f"{name} must be an object with {'(), '.join(methods)}(), got {kind_of(value)}: {remedy}")

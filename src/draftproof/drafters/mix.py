@@ -15,6 +15,7 @@ from .suffix import SuffixDrafter
 # What a forward costs more for having drafts at all, and for each of them, where drafts of different lengths
 # are compared.
 _ANY, _EACH = 0.3, 0.1
+_REMEDY = "return Draft(tokens, None, acceptance)"
 
 
 class MixDrafter:
@@ -89,7 +90,7 @@ class MixState:
         drafts = [state.propose(context, width, params=params, seed=seed, offset=offset) for state in self._states]
         for state, draft in zip(self._states, drafts, strict=True):
             if not isinstance(draft, Draft):
-                raise DtypeError(f"{kind_of(state)}.propose must return a Draft, got {kind_of(draft)}")
+                raise DtypeError(f"{kind_of(state)}.propose must return a Draft, got {kind_of(draft)}: {_REMEDY}")
         return max(drafts, key=lambda draft: promise(() if draft.acceptance is None else draft.acceptance))
 
     def accept(self, num_accepted: int, next_token: int, target_logits: Array) -> None:

@@ -58,7 +58,8 @@ class ModelDrafter:
     def __init__(self, step: Callable[[Any, Any], Array], *, noise: Noise = "private", cost: float = 0.2) -> None:
         check_step("step", step, "a function (prefix, proposed) -> rows", "CausalLM(model)")
         if noise not in ("private", "shared", None):
-            raise ValueRangeError(f"noise must be 'private', 'shared' or None, got {noise!r}")
+            remedy = "'private' serves rules token and block, 'shared' match, None any"
+            raise ValueRangeError(f"noise must be 'private', 'shared' or None, got {noise!r}: {remedy}")
         try:
             allowed = 0 <= cost < float("inf")
         except TypeError:

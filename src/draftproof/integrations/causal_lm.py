@@ -97,7 +97,10 @@ class CausalLM:
         with torch.no_grad():
             logits = self.model(input_ids=feed, use_cache=True, logits_to_keep=rows, **{NAME: self._cache}).logits
         if not self._cache.is_croppable:
-            raise ValueRangeError(f"model must have a cache that can be cropped, got {type(self.model).__name__}")
+            name = type(self.model).__name__
+            raise ValueRangeError(
+                f"model must have a cache that can be cropped, got {name}: pass one with attention only"
+            )
         return logits[0].float()
 
     def _forget(self) -> None:
@@ -112,7 +115,9 @@ class CausalLM:
             raise ShapeError("prompt_ids must have at least one token for a causal model, got none: start with its bos")
         if ids.min() < 0 or ids.max() >= self.vocab_size:
             wrong = ids[(ids < 0) | (ids >= self.vocab_size)][0]
-            raise ValueRangeError(f"prompt_ids must be in [0, {self.vocab_size}), the model's vocabulary, got {wrong}")
+            raise ValueRangeError(
+                f"prompt_ids must be in [0, {self.vocab_size}), the model's vocabulary, got {wrong}: use its tokenizer"
+            )
         return ids
 
     def _drafts(self, proposed: Any) -> Ids:
@@ -171,7 +176,7 @@ def check_tokenizers(target: Any, draft: Any) -> None:
     token = min(token for token in ids.keys() | draft_ids.keys() if ids.get(token) != draft_ids.get(token))
     raise ValueRangeError(
         f"the draft's tokenizer must be the target's, got {len(draft_ids)} tokens against {len(ids)}: "
-        f"{token!r} is {draft_ids.get(token)} in the draft and {ids.get(token)} in the target"
+        f"{token!r} is {draft_ids.get(token)} in the draft and {ids.get(token)} in the target, take another draft"
     )
 
 

@@ -105,7 +105,11 @@ class Speculative:
         if is_drafter(drafter):
             check_drafter("drafter", drafter)
         elif not (drafter is None or drafter == "mix" or isinstance(drafter, PreTrainedModel)):
-            raise ValueRangeError(f"drafter must be 'mix', a drafter, a model or None, got {drafter!r}")
+            got = repr(drafter) if isinstance(drafter, str) else kind_of(drafter)
+            raise ValueRangeError(
+                f"drafter must be 'mix', a drafter, a model or None, got {got}: "
+                "pass an object such as NgramDrafter(), or a model that is loaded"
+            )
         if rule is not None:
             _checks.one_of("rule", rule, ("token", "block", "match"))
         draft_length(k)
@@ -276,7 +280,8 @@ def check_request(model: Any, config: GenerationConfig) -> None:
         check_count("prefill_chunk_size", config.prefill_chunk_size, 1)
     if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
         raise ValueRangeError(
-            "output_attentions and output_hidden_states must be off, got True: one forward serves several tokens"
+            "output_attentions and output_hidden_states must be off, got True: leave them out, or custom_generate, "
+            "since one forward serves several tokens"
         )
 
 
