@@ -337,3 +337,25 @@ def test_distances_that_overflow(rule, temperature):
     drafts = np.full((200, 1), 5)
     got, expected = (draftproof.verify(target, draft, drafts, **given, backend=b).tokens for b in ("cpu", "eager"))
     assert got.tolist() == expected.tolist()
+
+
+def test_a_masked_nan_leaves_one_bit_pattern():
+    logits = np.zeros((1, 4), dtype=np.float32)
+    logits.view(np.uint32)[0, 1] = 0xFFC00000  # what inf - inf is on x86
+    mask = np.array([[True, False, True, True]])
+    for backend in ("cpu", "eager"):
+        result = draftproof.sample_with_logprobs(logits, mask=mask, seed=1, backend=backend)
+        assert result.raw_logprobs.view(np.uint32).tolist() == [0x7FC00000], backend
+
+
+def test_a_wrong_level_in_the_environment_is_named():
+    done = subprocess.run(
+        [sys.executable, "-c", "import draftproof"],
+        env={**os.environ, "DRAFTPROOF_LEVEL": "fast"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "DRAFTPROOF_LEVEL" in done.stderr
+    assert _native.core.levels()[0] in done.stderr

@@ -68,14 +68,20 @@ def set_num_threads(n: int) -> None:
 
 
 if core is not None and LEVEL_VARIABLE in os.environ:
-    set_level(os.environ[LEVEL_VARIABLE])
+    try:
+        set_level(os.environ[LEVEL_VARIABLE])
+    except BackendError as error:
+        raise BackendError(f"the environment variable {LEVEL_VARIABLE} is set to another: {error}") from None
 
 
 def call(operation: str, *arguments: Any) -> tuple[Array, ...]:
     """Run an operation on checked arguments, the rows first; dead rows are marked in the last output."""
     outputs: tuple[Array, ...] | None = getattr(core, operation)(*map(view, arguments), False)
     if outputs is None:
-        raise RuntimeError(f"{operation}: another thread wrote to an argument while the call was checking it")
+        raise RuntimeError(
+            f"{operation}: an argument that was checked cannot be read any more: another thread wrote to it meanwhile, "
+            "or its memory was freed"
+        )
     if is_torch(arguments[0]) and is_numpy(outputs[0]):
         return tuple(map(_torch().from_numpy, outputs))
     return outputs

@@ -62,7 +62,8 @@ def sample_with_logprobs(
         filtered = _log_probability(xp, xp.take(rows.t, column), law(xp, rows).total)
         tokens[chunk] = xp.where(alive, drawn, -1)
         logprobs[chunk] = xp.where(alive, xp.where(greedy, 0.0, filtered)[:, 0], _NAN)
-        raw_logprobs[chunk] = xp.where(alive, _raw_log_probability(xp, logits[chunk], drawn[:, None])[:, 0], _NAN)
+        raw = _raw_log_probability(xp, logits[chunk], drawn[:, None])[:, 0]
+        raw_logprobs[chunk] = xp.where(alive & (raw == raw), raw, _NAN)  # NaN has many bit patterns, the result one
         count[chunk] = xp.where(alive, xp.sum(_kept_logits(xp, rows) > _REMOVED)[:, 0], 0)
         status[chunk] = rows.status
     return SampleResult(tokens, logprobs, raw_logprobs, count, status)
