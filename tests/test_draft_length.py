@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftproof import SamplingParams, SpeculativeDecoder
-from draftproof.decoding import COSTS, DraftLength, FixedLength
+from draftproof.decoding import COSTS, DraftLength, FixedLength, LengthPolicy, interpolate
 from draftproof.drafters import CorpusDrafter, MixDrafter, ModelDrafter, NgramDrafter, RecyclingDrafter, SuffixDrafter
 from draftproof.errors import DtypeError, ShapeError, ValueRangeError
 from draftproof.testing import TableModel, decode, g_test
@@ -347,6 +347,10 @@ def test_draft_steps_may_estimate() -> None:
         (lambda: DraftLength("float32"), DtypeError, "costs must be numbers"),
         (lambda: DraftLength(None), DtypeError, "costs must be numbers"),
         (lambda: FixedLength(-1), ValueRangeError, "k must be at least 0"),
+        (lambda: interpolate({}), ValueRangeError, "knots must have the cost at width 0, got {}"),
+        (lambda: interpolate({1: 1.5, 3: 2}), ValueRangeError, "knots must have the cost at width 0, got {1: 1.5"),
+        (lambda: interpolate({0: 1, -1: 1}), ValueRangeError, "widths in knots must be at least 0, got -1"),
+        (lambda: interpolate({0: 1, 0.5: 1}), DtypeError, "widths in knots must be an int, got float"),  # type: ignore[dict-item]
         (
             lambda: SpeculativeDecoder(MixDrafter(), TableModel(1), k="automatic"),
             DtypeError,
@@ -358,6 +362,11 @@ def test_draft_steps_may_estimate() -> None:
 def test_refused(make: Any, error: type[Exception], text: str) -> None:
     with refused(error, text):
         make()
+
+
+def test_costs_from_a_few_measurements() -> None:
+    policy: LengthPolicy = DraftLength(interpolate({4: 30, 0: 10, 2: 20}))
+    assert policy.start(None, "token").costs == [1, 1.5, 2, 2.5, 3]  # type: ignore[attr-defined]
 
 
 def test_estimates_must_fit_the_draft() -> None:

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Literal, Protocol
 
-from .. import _numpy as np
 from ..drafters.checks import check_count, kind_of
 from ..errors import DtypeError, ValueRangeError
+from .estimates import MEMORY, Clock, Shares
 
 # Of all the time, what may go into probes that gain nothing.
 _PROBES = 0.01
-# How fast old rounds are forgotten: some 20 count.
-_MEMORY = 0.95
 # A draft that was rejected leaves room for twice what was accepted of it, or for this.
 _AFTER_MISS = 15
 
@@ -51,7 +49,25 @@ class LengthPolicy(Protocol):
 
 
 class FixedLength:
-    """The same width every round: what an int ``k`` stands for."""
+    """The same width every round: what an int ``k`` stands for.
+
+    Parameters
+    ----------
+    k : int
+        Most tokens drafted in a round; 0 is plain decoding.
+
+    Raises
+    ------
+    ValueRangeError, DtypeError
+        ``k`` is below 0, or no int.
+
+    Examples
+    --------
+    >>> from draftproof.decoding import FixedLength
+    >>> state = FixedLength(4).start(None, "greedy")
+    >>> state.limit(9), state.limit(3), state.cut([0.9, 0.1])
+    (4, 3, 2)
+    """
 
     def __init__(self, k: int) -> None:
         self.k = check_count("k", k)
@@ -73,17 +89,32 @@ class FixedLength:
 def interpolate(knots: dict[int, float]) -> tuple[float, ...]:
     """Return a cost table for all widths from 0 to the largest knot, straight between the knots.
 
+    Parameters
+    ----------
+    knots : dict of int to float
+        The cost of a round with so many drafts, in any unit, for a few widths, 0 among them.
+
+    Raises
+    ------
+    ValueRangeError, DtypeError
+        There is no cost for width 0, or a width is below 0 or no int.
+
     Examples
     --------
+    >>> from draftproof.decoding import DraftLength, interpolate
     >>> interpolate({0: 1.0, 2: 1.5, 3: 2.0})
     (1.0, 1.25, 1.5, 2.0)
+    >>> policy = DraftLength(interpolate({0: 20.1, 7: 23.5, 63: 41.0}))  # milliseconds
     """
+    widths = sorted(check_count("widths in knots", width) for width in knots)
+    if widths[:1] != [0]:
+        raise ValueRangeError(f"knots must have the cost at width 0, got {knots}: measure a round without drafts too")
     between = [
         low + (high - low) * i / (end - start)
-        for (start, low), (end, high) in pairwise(sorted(knots.items()))
+        for (start, low), (end, high) in pairwise((width, knots[width]) for width in widths)
         for i in range(end - start)
     ]
-    return (*between, knots[max(knots)])
+    return (*between, knots[widths[-1]])
 
 
 COSTS = {
@@ -166,10 +197,10 @@ class AdaptiveLength:
     """Decides for one sequence. ``costs``, in rounds without drafts, are those it reckons with now."""
 
     def __init__(self, costs: list[float], *, estimates: bool, measure: bool) -> None:
-        self._clock = _Clock(costs) if measure else None
+        self._clock = Clock(costs) if measure else None
         self.costs = costs
         self._estimates = estimates
-        self._shares = _Shares(len(costs) - 1)
+        self._shares = Shares(len(costs) - 1)
         # Decayed sums; their quotient is the rate.
         self._tokens = self._spent = 1.0
         self._elapsed = self._lost = 0.0
@@ -199,8 +230,8 @@ class AdaptiveLength:
 
     def record(self, width: int, accepted: int, seconds: float) -> None:
         cost = self.costs[width]
-        self._tokens = _MEMORY * self._tokens + accepted + 1
-        self._spent = _MEMORY * self._spent + cost
+        self._tokens = MEMORY * self._tokens + accepted + 1
+        self._spent = MEMORY * self._spent + cost
         self._elapsed += cost
         if self._probing:
             # An accepted one gained a round: the next may follow at once.
@@ -211,62 +242,6 @@ class AdaptiveLength:
             self._most = min(room, len(self.costs) - 1)
         if self._clock:
             self._clock.record(width, seconds)
-
-
-class _Shares:
-    """How often the draft at each position was accepted when those before it were."""
-
-    def __init__(self, most: int) -> None:
-        self._tested = [0.0] * most
-        self._accepted = [0.0] * most
-
-    def record(self, width: int, accepted: int) -> None:
-        for i in range(min(width, accepted + 1)):
-            self._tested[i] = _MEMORY * self._tested[i] + 1
-            self._accepted[i] = _MEMORY * self._accepted[i] + (i < accepted)
-
-    def rates(self, width: int) -> list[float]:
-        """Estimates, each drawn to the one before it by the weight of one round; 0.6 before there is any."""
-        rates, rate = [], 0.6
-        for tested, accepted in zip(self._tested[:width], self._accepted[:width], strict=True):
-            rate = (accepted + rate) / (tested + 1)
-            rates.append(rate)
-        return rates
-
-
-class _Clock:
-    """Moves a cost table towards the times measured, in place.
-
-    A step follows a measurement only so far, so that a round that was interrupted does no lasting harm.
-    """
-
-    def __init__(self, costs: list[float]) -> None:
-        self._costs = costs
-        self._first = np.array(costs[1:])
-        self._widths = np.arange(1, len(costs))
-        self._unit = 0.0
-        self._rounds = 0
-
-    def record(self, width: int, seconds: float) -> None:
-        self._rounds += 1
-        if self._rounds == 1 or seconds <= 0:
-            # The first round computes the prompt; a clock may be too coarse for a small model.
-            return
-        cost, costs = self._costs[width], np.array(self._costs[1:])
-        self._unit = self._unit or seconds / cost
-        excess = max(-0.5, min(0.5, seconds / self._unit / cost - 1))
-        if excess > 0:
-            # Interruptions only ever lengthen.
-            excess /= 2
-        # The time of a round without drafts; below, what others cost in relation to it.
-        self._unit *= 1 + excess * max(0.1 if width == 0 else 0.02, 1 / self._rounds)
-        step = 0.01 * (self._first - costs)
-        if width > 0:
-            # Neighbours follow the measurement, the others in proportion.
-            near = np.maximum(0.0, 1 - 2 * abs(self._widths - width) / (self._widths + width))
-            ratio = np.minimum(2.0, (costs - 0.95) / (cost - 0.95))
-            step += excess * cost * (0.25 * near + 0.2 * (1 - near) * ratio)
-        self._costs[1:] = np.maximum(1.0, costs + step).tolist()
 
 
 def draft_length(k: int | Literal["auto"] | LengthPolicy, *, measure: bool = True) -> LengthPolicy:

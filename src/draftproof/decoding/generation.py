@@ -32,6 +32,19 @@ class Generation:
 
     ``tokens`` are the new tokens of all finished rounds, in the prompt's kind, handed out or not; ``finished`` says
     that there will be no more; ``seed`` and ``stats`` are its own, and ``length`` is what its policy has learnt.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from draftproof import SpeculativeDecoder
+    >>> target = lambda prefix, proposed: np.eye(3, dtype=np.float32)[[1] * (len(proposed) + 1)]  # always 1
+    >>> generation = SpeculativeDecoder(lambda prefix, k: ([1, 2][:k], None), target).stream([1], max_new=3)
+    >>> next(generation)
+    Emitted(token=1, drafted=True)
+    >>> generation.tokens, generation.finished
+    ([1, 1], False)
+    >>> [drafted for _, drafted in generation]
+    [False, False]
     """
 
     def __init__(self, decoder: SpeculativeDecoder, prompt_ids: Any, max_new: int) -> None:

@@ -49,7 +49,8 @@ class SpeculativeDecoder:
     ------
     ValueRangeError
         Sampling parameters with ``greedy`` or ``rows="probs"``; a drafter that shares the target's noise under a rule
-        but match; a drafter with logits when ``rows="probs"``; from a round, a target row without a law.
+        but match; a drafter with logits when ``rows="probs"``; a number or an id out of range; from a round, a target
+        row without a law.
     ShapeError, DtypeError
         ``draft_step`` or ``target_step`` is none; wrong ``k``, ``seed``, ``max_new`` or ``prompt_ids``; from a round, a
         callback, drafter or policy returned what it should not: the text names it.

@@ -16,6 +16,18 @@ class Stats:
     exception may call it again). Of the ``drafted`` tokens that were verified, ``accepted`` were accepted; the lists
     give both for each position in the draft. ``seconds`` has the wall time of the phases "draft", "target" and
     "verify"; a device that works asynchronously is waited for in "verify".
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from draftproof import SpeculativeDecoder
+    >>> target = lambda prefix, proposed: np.eye(3, dtype=np.float32)[[1] * (len(proposed) + 1)]  # always 1
+    >>> decoder = SpeculativeDecoder(lambda prefix, k: ([1, 1, 2][:k], None), target)
+    >>> tokens = decoder.generate([1], max_new=6)
+    >>> decoder.stats.rounds, decoder.stats.accepted_by_position, decoder.stats.drafted_by_position
+    (2, [2, 2, 0], [2, 2, 1])
+    >>> decoder.stats.tokens_per_forward
+    3.0
     """
 
     tokens: int = 0

@@ -66,9 +66,17 @@ class Speculative:
     Raises
     ------
     ValueRangeError
+        From the constructor: ``drafter`` or ``rule`` is none of these, or ``k`` below 0.
         From the call, before the model has run: the model is an encoder-decoder or in training mode; its cache cannot
         go back (linear attention, state space, quantized, static with a sliding window); beams or another strategy
-        than greedy search and sampling; attentions or hidden states asked for; a logits processor with a state.
+        than greedy search and sampling; attentions or hidden states asked for; a logits processor with a state; a draft
+        model with another vocabulary; ``seed`` out of range. From a round: a row without a law.
+    DtypeError
+        From the constructor: ``k`` is no int, "auto" or policy, ``rule`` no str, ``streamer`` lacks ``put`` or ``end``,
+        ``drafter`` something that every drafter has. From the call: the class was passed, without parentheses;
+        ``seed`` is no integers.
+    ShapeError
+        From the call: ``attention_mask`` does not fit ``input_ids``, or ``seed`` the rows.
 
     Notes
     -----
