@@ -9,7 +9,7 @@ from ..errors import DtypeError
 from .automaton import SuffixAutomaton
 from .base import Noise
 from .checks import check_count, check_ids, kind_of
-from .tables import FIRST, TableState, length_class
+from .tables import BY_AGREEMENT, FIRST, TableState, agreement, length_class
 
 _SEPARATOR = -1
 
@@ -71,15 +71,12 @@ class CorpusDrafter:
         self._likeliest.clear()
 
     def likeliest(self, state: int) -> tuple[int, int]:
-        """Return the token that followed most often, the more recent of equals, and how it compares: 0 only one
-        occurrence is known, 1 always this, 2 mostly, 3 less.
-        """
+        """Return the token that followed most often, the more recent of equals, and its `agreement`."""
         if state not in self._likeliest:
             counts, ends, following = self.automaton.counts, self.automaton.ends, self.automaton.next[state]
             token = max(following, key=lambda t: (counts[following[t]], ends[following[t]]))
-            total, same = sum(counts[s] for s in following.values()), counts[following[token]]
-            share = 0 if total == 1 else 1 if same == total else 2 if 2 * same >= total else 3
-            self._likeliest[state] = token, share
+            agreed = agreement(counts[following[token]], sum(counts[s] for s in following.values()))
+            self._likeliest[state] = token, agreed
         return self._likeliest[state]
 
     def advance(self, state: int, matched: int, token: int) -> tuple[int, int]:
@@ -97,7 +94,7 @@ class CorpusState(TableState):
     """Where in the corpus one sequence stands."""
 
     def __init__(self, drafter: CorpusDrafter) -> None:
-        super().__init__([score + shift for shift in (0.0, 0.5, -0.5, -1.0) for score in FIRST])
+        super().__init__(BY_AGREEMENT)
         self._drafter = drafter
         self._state = self._matched = 0
 
@@ -112,10 +109,10 @@ class CorpusState(TableState):
         """Yield what followed most often."""
         state, matched = self._here()
         while matched > 0:
-            token, share = self._drafter.likeliest(state)
+            token, agreed = self._drafter.likeliest(state)
             if token == _SEPARATOR:
                 return
-            yield token, len(FIRST) * share + length_class(matched)
+            yield token, len(FIRST) * agreed + length_class(matched)
             state, matched = self._drafter.advance(state, matched, token)
 
     def _here(self) -> tuple[int, int]:

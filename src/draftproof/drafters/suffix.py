@@ -8,7 +8,7 @@ from itertools import cycle
 from .automaton import SuffixAutomaton
 from .base import Noise
 from .checks import check_count
-from .tables import FIRST, TableState, length_class
+from .tables import BY_AGREEMENT, FIRST, TableState, agreement, length_class
 
 
 class SuffixDrafter:
@@ -66,7 +66,7 @@ class SuffixState(TableState):
     """The suffixes of one sequence."""
 
     def __init__(self, depth: int, capacity: int) -> None:
-        super().__init__([score + shift for shift in (0.0, 0.5, -0.5, -1.0) for score in FIRST])
+        super().__init__(BY_AGREEMENT)
         self._capacity = capacity
         self._automaton = SuffixAutomaton(depth)
 
@@ -92,10 +92,6 @@ class SuffixState(TableState):
         for length, at in enumerate(cycle(range(automaton.earlier, len(text))), matched):
             token = text[at]
             pair = following[single[before]].get(last, 0)
-            followed = counts[pair] - (pair == end)
-            agreement = 0
-            if followed > 1:
-                same = counts[following[pair].get(token, 0)]
-                agreement = 1 if same == followed else 2 if 2 * same >= followed else 3
-            yield token, len(FIRST) * agreement + length_class(length)
+            agreed = agreement(counts[following[pair].get(token, 0)], counts[pair] - (pair == end))
+            yield token, len(FIRST) * agreed + length_class(length)
             before, last = last, token

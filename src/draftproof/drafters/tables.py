@@ -76,3 +76,10 @@ def length_class(matched: int) -> int:
 _CLASSES = [sum(m > border for border in (1, 2, 3, 5, 8, 12, 20)) for m in range(22)]
 FIRST = (-1.2, -0.2, 0.4, 0.8, 1.2, 1.6, 2.0, 2.5)
 """Scores of these classes before any test."""
+BY_AGREEMENT = tuple(score + shift for shift in (0.0, 0.5, -0.5, -1.0) for score in FIRST)
+"""Scores of kinds that tell apart, in each `agreement`, the classes of length."""
+
+
+def agreement(same: int, times: int) -> int:
+    """Return how often a token followed, ``same`` of ``times``: 0 seen once at most, 1 always, 2 mostly, 3 less."""
+    return 0 if times <= 1 else 1 if same == times else 2 if 2 * same >= times else 3
