@@ -26,26 +26,39 @@ from .standings import Standing, same_tokens, standings, table
 _APART = ("save", "done", "each", "kinds")
 
 
+Prompts = Annotated[
+    Path,
+    typer.Option(
+        metavar="FILE", help='JSON lines {"class": ..., "prompt": ...}. Default: 48 of our own.', show_default=False
+    ),
+]
+Kinds = Annotated[list[str] | None, typer.Option("--class", metavar="CLASS", help="Prompts of this class; repeatable.")]
+Lookups = Annotated[
+    list[int] | None,
+    typer.Option(min=1, help="prompt_lookup_num_tokens of transformers; repeatable. Default: 3, 5, 8 and 10."),
+]
+LookupRepeat = Annotated[
+    int | None, typer.Option(min=1, help="Runs of each prompt by prompt lookup, if fewer than --repeat.")
+]
+Clock = Annotated[Literal["cpu", "wall"] | None, typer.Option(help="Default: CPU time at one thread, else wall time.")]
+Save = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FILE", help="Also write a .json, .csv, .md or .png, after every prompt; repeatable."),
+]
+Done = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FILE", help="A saved .json: its runs count, its prompts are not run again; repeatable."),
+]
+
+
 def compare(
     context: typer.Context,
-    prompts: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE", help='JSON lines {"class": ..., "prompt": ...}. Default: 48 of our own.', show_default=False
-        ),
-    ] = OWN,
+    prompts: Prompts = OWN,
     each: Annotated[int | None, typer.Option(min=1, help="Most prompts of each class. Default: all.")] = None,
-    kinds: Annotated[
-        list[str] | None, typer.Option("--class", metavar="CLASS", help="Prompts of this class; repeatable.")
-    ] = None,
+    kinds: Kinds = None,
     repeat: Annotated[int, typer.Option(min=1, help="Runs of each prompt; their medians are compared.")] = 1,
-    lookup: Annotated[
-        list[int] | None,
-        typer.Option(min=1, help="prompt_lookup_num_tokens of transformers; repeatable. Default: 3, 5, 8 and 10."),
-    ] = None,
-    lookup_repeat: Annotated[
-        int | None, typer.Option(min=1, help="Runs of each prompt by prompt lookup, if fewer than --repeat.")
-    ] = None,
+    lookup: Lookups = None,
+    lookup_repeat: LookupRepeat = None,
     model: options.Model = None,
     draft: options.Draft = "mix",
     dtype: options.Dtype = "float32",
@@ -57,17 +70,9 @@ def compare(
     rule: options.Rule = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the samples; repetitions count on from it.")] = 0,
     threads: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads.")] = 1,
-    clock: Annotated[
-        Literal["cpu", "wall"] | None, typer.Option(help="Default: CPU time at one thread, else wall time.")
-    ] = None,
-    save: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Also write a .json, .csv, .md or .png, after every prompt; repeatable."),
-    ] = None,
-    done: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="A saved .json: its runs count, its prompts are not run again; repeatable."),
-    ] = None,
+    clock: Clock = None,
+    save: Save = None,
+    done: Done = None,
 ) -> None:
     """Time plain decoding, prompt lookup and drafts on prompts, taking turns in one process.
 
@@ -81,25 +86,14 @@ def compare(
         check_files(save or [])
         check_folders(model, draft)
         settings = context.params | {"prompts": prompts.name, "lookup": lookup, "clock": clock}
-        settings = {name: value for name, value in settings.items() if name not in _APART}
-        made = Made(save or [], settings, *read_done(done or [], settings))
+        made = begin(settings, save or [], done or [])
         left = [prompt for prompt in chosen if prompt.number not in {run.prompt for run in made.runs}]
         interrupted = False
         if left:
-            wait_passively()
-            with err.status("Loading torch and transformers"):
-                options.use_threads(threads)
-                target = load(model, "--model", dtype)
-                greedy = "greedy" if temperature == 0 else None
-                drafter = make_drafter(draft, greedy or rule or sampling_rule(draft), target, dtype)
-                contest = Contest(target, drafter, most, rule, lookup, params, max_new, seed, clock)
-                contest.warm_up()
+            how = {"width": most, "lookups": lookup, "max_new": max_new, "seed": seed, "clock": clock}
+            contest = prepare(model, draft, dtype, threads, params, rule, **how)
             interrupted = run(contest, left, repeat, lookup_repeat, made)
-        if made.runs:
-            results = made.write()
-            out.print(table(results))
-            if same := same_tokens(results):
-                out.print(same)
+        show(made)
     if interrupted:
         raise typer.Exit(130)
 
@@ -122,6 +116,33 @@ class Made:
         return results
 
 
+def begin(settings: dict[str, Any], files: list[Path], done: list[Path]) -> Made:
+    """Return what there is before the first run: the runs that were ``done`` with these settings."""
+    settings = {name: value for name, value in settings.items() if name not in _APART}
+    return Made(files, settings, *read_done(done, settings))
+
+
+def prepare(
+    model: Path | None,
+    draft: str,
+    dtype: str,
+    threads: int,
+    params: SamplingParams,
+    rule: options.Rule,
+    **how: Any,
+) -> Contest:
+    """Load the models and let every contestant warm up."""
+    wait_passively()
+    with err.status("Loading torch and transformers"):
+        options.use_threads(threads)
+        target = load(model, "--model", dtype)
+        greedy = "greedy" if params.temperature == 0 else None
+        drafter = make_drafter(draft, greedy or rule or sampling_rule(draft), target, dtype)
+        contest = Contest(target, drafter, rule=rule, params=params, **how)
+        contest.warm_up()
+    return contest
+
+
 def run(contest: Contest, prompts: list[Prompt], repeat: int, of_lookup: int | None, made: Made) -> bool:
     """Add the runs of all prompts, or of those that were done before Ctrl-C; return whether it came."""
     try:
@@ -134,6 +155,15 @@ def run(contest: Contest, prompts: list[Prompt], repeat: int, of_lookup: int | N
     except KeyboardInterrupt:
         return True
     return False
+
+
+def show(made: Made) -> None:
+    """Write the files, and print how the contestants stand."""
+    if made.runs:
+        results = made.write()
+        out.print(table(results))
+        if same := same_tokens(results):
+            out.print(same)
 
 
 def read_done(files: list[Path], settings: dict[str, Any]) -> tuple[list[dict[str, Any]], list[Run]]:
