@@ -32,15 +32,19 @@ int64_t grain(Work work, int64_t batch, int64_t elements_a_row) {
   return std::max<int64_t>(1, (int64_t{1} << 17) / elements);
 }
 
-// Run an operation over the batch with the interpreter's lock released.
+// Run an operation over the batch with the interpreter's lock released. Large batches are cut into pieces, mostly of
+// some milliseconds, between which Ctrl-C is answered.
 template <class Batch>
 nb::object run(const Batch& batch, void (*const Level::*operation)(const Batch&, int64_t, int64_t),
                Work work, int64_t elements_a_row, const Results& results, bool raises) {
   const Level& level = active_level();
-  {
+  const int64_t piece = std::max<int64_t>(1, (int64_t{num_threads()} << 24) / std::max<int64_t>(1, elements_a_row));
+  for (int64_t start = 0; start < batch.batch; start += piece) {
+    if (start > 0 && PyErr_CheckSignals()) throw nb::python_error();
+    const int64_t rows = std::min(piece, batch.batch - start);
     const nb::gil_scoped_release release;
-    parallel_rows(batch.batch, grain(work, batch.batch, elements_a_row),
-                  [&](int64_t first, int64_t last) { (level.*operation)(batch, first, last); });
+    parallel_rows(rows, grain(work, rows, elements_a_row),
+                  [&](int64_t first, int64_t last) { (level.*operation)(batch, start + first, start + last); });
   }
   const auto dead = [](int32_t status) { return (status & kDead) != 0; };
   return raises && std::any_of(batch.status, batch.status + batch.batch, dead) ? nb::none() : results.tuple();
