@@ -10,7 +10,7 @@ import pytest
 
 import draftproof
 from command_line import run
-from draftproof import _native
+from draftproof import _dispatch, _native
 from draftproof.cli import check
 
 # --- check and backends ----------------------------------------------------------------------------------------------
@@ -59,6 +59,11 @@ def test_backends() -> None:
     assert {"eager", "reference"} <= set(header.split())
     assert [row.split()[0] for row in rows][: len(draftproof.backends())] == list(draftproof.backends())
     assert rows[0].count("available") >= 2
+
+
+def test_reasons_keep_their_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_dispatch.MISSING, "triton", "it is not here: install draftproof[triton]")
+    assert "triton: it is not here: install draftproof[triton]" in run("backends").stdout
 
 
 @pytest.mark.skipif(not _native.levels(), reason=_native.missing)

@@ -13,8 +13,9 @@ from rich.text import Text
 
 from ..errors import BackendError, DtypeError, ShapeError, ValueRangeError
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(highlight=False, soft_wrap=True, stderr=True)
+# What is in brackets, as in draftproof[triton], is text like any other.
+out = Console(highlight=False, soft_wrap=True, markup=False)
+err = Console(highlight=False, soft_wrap=True, markup=False, stderr=True)
 
 
 def note(message: str) -> None:
