@@ -175,7 +175,8 @@ def read_done(files: list[Path], settings: dict[str, Any]) -> tuple[list[dict[st
         saved, found = read_json(file)
         for name, value in wanted.items():
             if saved.get(name) != value:
-                fail(f"--done {file}: expected runs with {name} {value}, as asked for, got {saved.get(name)}")
+                got = f"{saved.get(name)}: leave it out"
+                fail(f"--done {file}: expected runs with {name} {value}, as asked for, got {got}")
         places.append({name: value for name, value in saved.items() if name not in wanted})
         # Of a prompt that is in two files the later runs count.
         runs |= {number: [run for run in found if run.prompt == number] for number in {run.prompt for run in found}}
