@@ -58,11 +58,12 @@ def summary(decoder: SpeculativeDecoder, seconds: float, plain: Plain | None) ->
     table = Table(box=None, pad_edge=False, show_header=plain is not None)
     for column in ("", "draftproof", *(["plain decoding"] if plain else [])):
         table.add_column(column, justify="left")
-    rows = [
+    accepted = f"{stats.accepted} of {stats.drafted} ({stats.acceptance:.0%})"
+    rows: list[tuple[str, str | Text, str]] = [
         ("tokens", str(stats.tokens), str(len(plain.tokens)) if plain else ""),
         ("target forwards", str(stats.target_forwards), str(len(plain.tokens)) if plain else ""),
         ("tokens per forward", f"{stats.tokens_per_forward:.2f}", "1.00"),
-        ("drafts accepted", f"[{ACCEPTED}]{stats.accepted} of {stats.drafted} ({stats.acceptance:.0%})", ""),
+        ("drafts accepted", Text(accepted, style=ACCEPTED), ""),
         ("tokens/s", rate(stats.tokens, seconds), rate(len(plain.tokens), plain.seconds) if plain else ""),
     ]
     if generation is not None and decoder.rule != "greedy":
