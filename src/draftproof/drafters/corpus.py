@@ -66,9 +66,18 @@ class CorpusDrafter:
 
     def add(self, text: Any) -> None:
         """Add a text, token ids, to the corpus."""
-        for token in (*check_ids("text", text).tolist(), _SEPARATOR):
-            self.automaton.append(token)
-        self._likeliest.clear()
+        before = len(self.automaton.text)
+        try:
+            for token in (*check_ids("text", text).tolist(), _SEPARATOR):
+                self.automaton.append(token)
+        except BaseException:
+            # Ctrl-C may leave the automaton in two minds: it is built anew from the texts before.
+            texts, self.automaton = self.automaton.text[:before], SuffixAutomaton(self.depth + 1)
+            for token in texts:
+                self.automaton.append(token)
+            raise
+        finally:
+            self._likeliest.clear()
 
     def likeliest(self, state: int) -> tuple[int, int]:
         """Return the token that followed most often, the more recent of equals, and its `agreement`."""
@@ -94,8 +103,11 @@ class CorpusState(TableState):
     """Where in the corpus one sequence stands."""
 
     def __init__(self, drafter: CorpusDrafter) -> None:
-        super().__init__(BY_AGREEMENT)
         self._drafter = drafter
+        super().__init__(BY_AGREEMENT)
+
+    def clear(self) -> None:
+        """Stand at no match."""
         self._state = self._matched = 0
 
     def read(self, tokens: list[int]) -> None:

@@ -70,10 +70,14 @@ class NgramState(TableState):
     least = 0.0
 
     def __init__(self, sizes: range, capacity: int) -> None:
-        super().__init__(FIRST)
+        self._sizes = sizes
         self._capacity = capacity
+        super().__init__(FIRST)
+
+    def clear(self) -> None:
+        """Start with an empty text."""
         self._text: list[int] = []
-        self._after: dict[int, OrderedDict[tuple[int, ...], int]] = {n: OrderedDict() for n in sizes}
+        self._after: dict[int, OrderedDict[tuple[int, ...], int]] = {n: OrderedDict() for n in self._sizes}
 
     def read(self, tokens: list[int]) -> None:
         """Index the n-grams that now have a token after them."""

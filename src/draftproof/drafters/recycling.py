@@ -74,9 +74,12 @@ class RecyclingState(TableState):
     """What the target has said in one sequence."""
 
     def __init__(self, candidates: int, capacity: int) -> None:
-        super().__init__([score + shift for shift in (-0.5, 0.0) for score in (-2.5, -2.0, -1.5, -1.0, -0.5, 0.0)])
         self._candidates = candidates
         self._capacity = capacity
+        super().__init__([score + shift for shift in (-0.5, 0.0) for score in (-2.5, -2.0, -1.5, -1.0, -0.5, 0.0)])
+
+    def clear(self) -> None:
+        """Start with no entries."""
         self._table: OrderedDict[Key, dict[int, float]] = OrderedDict()
         self._end = [-1, -1]
         self._heard: dict[int, float] = {}

@@ -66,15 +66,19 @@ class SuffixState(TableState):
     """The suffixes of one sequence."""
 
     def __init__(self, depth: int, capacity: int) -> None:
-        super().__init__(BY_AGREEMENT)
+        self._depth = depth
         self._capacity = capacity
-        self._automaton = SuffixAutomaton(depth)
+        super().__init__(BY_AGREEMENT)
+
+    def clear(self) -> None:
+        """Start with an empty text."""
+        self._automaton = SuffixAutomaton(self._depth)
 
     def read(self, tokens: list[int]) -> None:
         """Add the tokens to the automaton; build it anew from the recent half when it is full."""
         if len(self._automaton.text) + len(tokens) > self._capacity:
             tokens = (self._automaton.text + tokens)[-(self._capacity // 2) :]
-            self._automaton = SuffixAutomaton(self._automaton.depth)
+            self.clear()
         for token in tokens:
             self._automaton.append(token)
 

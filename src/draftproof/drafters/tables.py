@@ -32,6 +32,11 @@ class TableState(ABC):
         self._known = 0
         self._guessed: list[int] = []
         self._kinds: list[int] = []
+        self.clear()
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Set up the tables, with nothing read."""
 
     @abstractmethod
     def read(self, tokens: list[int]) -> None:
@@ -46,8 +51,15 @@ class TableState(ABC):
         new = context[self._known :].tolist()
         if new:
             self._chances.learn(self._kinds, self._guessed, new)
+            self._guessed, self._kinds = [], []
+            try:
+                self.read(new)
+            except BaseException:
+                # Ctrl-C may leave a table in two minds: the next round reads everything again.
+                self._known = 0
+                self.clear()
+                raise
             self._known += len(new)
-            self.read(new)
         guessed, kinds, chances = [], [], []
         known: dict[int, float] = {}
         reached, least = 1.0, self.least
