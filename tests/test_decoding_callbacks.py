@@ -434,3 +434,28 @@ def test_text_is_no_prompt(prompt: Any, text: str) -> None:
     decoder = SpeculativeDecoder(lambda *_: ([], None), lambda *_: np.zeros((1, 3), np.float32))
     with refused(draftproof.DtypeError, text):
         decoder.generate(prompt)
+
+
+@pytest.mark.parametrize(
+    ("bad", "rule", "rows", "text"),
+    [
+        (np.nan, "greedy", "logits", "a row of the target or the draft after 4 tokens .* holds NaN .*: mend the model"),
+        (np.nan, "token", "logits", "a row of the target or the draft after 4 tokens .* holds NaN .*: mend the model"),
+        (-np.inf, "match", "logits", "after 4 tokens .* has no token left"),
+        (-1.0, "token", "probs", "after 4 tokens .* holds a negative, NaN or infinite probability: pass finite"),
+    ],
+)
+def test_dead_rows_say_where(bad: float, rule: Any, rows: Any, text: str) -> None:
+    """Not which row of a batch of one, and not how to leave the check out, which a loop cannot."""
+
+    def target(prefix: Any, proposed: Any) -> np.ndarray:
+        made = np.full((len(proposed) + 1, 3), 1 / 3, dtype=np.float32)
+        if len(prefix) >= 4:
+            made[0] = bad
+        return made
+
+    decoder = SpeculativeDecoder(lambda *_: ([], None), target, greedy=rule == "greedy", rule=rule, rows=rows)
+    with pytest.raises(ValueRangeError, match=text) as error:
+        decoder.generate([1, 2], max_new=9)
+    assert "check=False" not in str(error.value)
+    assert len(decoder.generation.tokens) == 2

@@ -16,7 +16,7 @@ transformers = pytest.importorskip("transformers")
 
 from draftproof import SamplingParams, SpeculativeDecoder, sample  # noqa: E402
 from draftproof.drafters import ModelDrafter, NgramDrafter  # noqa: E402
-from draftproof.errors import ShapeError, ValueRangeError  # noqa: E402
+from draftproof.errors import DtypeError, ShapeError, ValueRangeError  # noqa: E402
 from draftproof.integrations.transformers import CausalLM, model_drafter  # noqa: E402
 
 VOCAB = 97
@@ -339,3 +339,12 @@ def test_caches_that_cannot_be_cropped() -> None:
     config = transformers.MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1, state_size=4)
     with pytest.raises(ValueRangeError, match="a cache that can be cropped, got MambaForCausalLM"):
         CausalLM(transformers.MambaForCausalLM(config).eval())([1, 2, 3], [4])
+
+
+def test_models_and_steps_in_the_wrong_place() -> None:
+    for model in ("gpt2", None, transformers.LlamaForCausalLM):
+        with pytest.raises(DtypeError, match=r"model must be a PreTrainedModel .*from_pretrained"):
+            CausalLM(model)
+    step = CausalLM(llama())
+    with pytest.raises(DtypeError, match=r"draft_step must be .*, got CausalLM, a target: pass ModelDrafter\(CausalLM"):
+        SpeculativeDecoder(step, step)

@@ -366,12 +366,15 @@ def raise_on_dead_rows(xp: Any, name: str, status: Array) -> None:
         return
     row = int(xp.nonzero(dead)[0][0])
     bits = int(status[row])
+    raise ValueRangeError(f"{name}: row {row} {death(bits)}; check=False returns status {bits} instead of raising")
+
+
+def death(bits: int) -> str:
+    """Say what a status tells of a row that has no law to draw from, and how to mend it."""
     if bits & Status.NAN:
-        problem = "holds NaN where the mask allows a token: mend the model's output"
-    elif bits & Status.EMPTY_SUPPORT:
-        problem = "has no token left, all are -inf, masked or of probability 0: allow at least one"
-    elif bits & Status.BAD_PROBABILITY:
-        problem = "holds a negative, NaN or infinite probability: pass finite values of at least 0"
-    else:
-        problem = "has a parameter out of range"
-    raise ValueRangeError(f"{name}: row {row} {problem}; check=False returns status {bits} instead of raising")
+        return "holds NaN where the mask allows a token: mend the model's output"
+    if bits & Status.EMPTY_SUPPORT:
+        return "has no token left, all are -inf, masked or of probability 0: allow at least one"
+    if bits & Status.BAD_PROBABILITY:
+        return "holds a negative, NaN or infinite probability: pass finite values of at least 0"
+    return "has a parameter out of range"

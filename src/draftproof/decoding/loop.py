@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from ..drafters.base import Drafter
-from ..drafters.checks import check_drafter, check_step, is_drafter
-from ..errors import ValueRangeError
+from ..drafters.checks import check_drafter, check_step, is_drafter, kind_of
+from ..errors import DtypeError, ValueRangeError
 from ..types import Array, SamplingParams
 from .draft_length import LengthPolicy, draft_length
 from .generation import Generation
@@ -100,6 +100,9 @@ class SpeculativeDecoder:
         else:
             form = "a function (prefix, k) -> (tokens, rows or None), or a drafter such as NgramDrafter()"
             check_step("draft_step", draft_step, form, "ModelDrafter(CausalLM(model))")
+            if hasattr(draft_step, "fork"):
+                remedy = f"pass ModelDrafter({kind_of(draft_step)}(model))"
+                raise DtypeError(f"draft_step must be {form}, got {kind_of(draft_step)}, a target: {remedy}")
         check_step("target_step", target_step, "a function (prefix, proposed) -> rows", "CausalLM(model)")
         self.draft_step: Any = draft_step
         self.target_step = target_step

@@ -12,7 +12,7 @@ from .. import _numpy as np
 from ..drafters.base import Drafter
 from ..drafters.checks import kind_of
 from ..errors import DtypeError, ValueRangeError
-from ..types import Array, SamplingParams, VerifyResult
+from ..types import DEAD, Array, SamplingParams, VerifyResult
 from ..verification import verify, verify_greedy, verify_probs
 from .callbacks import Checked, Ids, as_kind
 
@@ -29,13 +29,21 @@ class Verifier:
     eos: frozenset[int]
 
     def __call__(self, rows: Array, draft: Checked, context: Ids, seed: int) -> VerifyResult:
-        """Verify the draft of the round that starts where ``context`` ends."""
+        """Verify the draft of the round that starts where ``context`` ends; raise if a row it needs has no law."""
+        result = self._verify(rows, draft, context, seed)
+        status = int(result.status[0])
+        if status & DEAD:
+            where = f"{len(context)} tokens (prompt included)"
+            raise ValueRangeError(f"a row of the target or the draft after {where} {_checks.death(status)}")
+        return result
+
+    def _verify(self, rows: Array, draft: Checked, context: Ids, seed: int) -> VerifyResult:
         tokens = as_kind(np.array([draft.tokens], dtype=np.int64), rows)
         eos = sorted(self.eos) or None
         if self.rule == "greedy":
-            return verify_greedy(rows[None], tokens, eos=eos, check=True)
+            return verify_greedy(rows[None], tokens, eos=eos, check=False)
         q = None if draft.rows is None or self.rule == "match" else as_kind(draft.rows, rows)[None]
-        common: dict[str, Any] = {"rule": self.rule, "eos": eos, "seed": seed, "offset": len(context), "check": True}
+        common: dict[str, Any] = {"rule": self.rule, "eos": eos, "seed": seed, "offset": len(context), "check": False}
         if self.rows == "probs":
             return verify_probs(rows[None], q, tokens, **common)
         seen = None if self.params.repetition_penalty is None else as_kind(context.copy(), rows)[None]

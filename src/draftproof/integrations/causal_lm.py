@@ -12,7 +12,8 @@ from ..decoding.cache import reusable
 from ..decoding.callbacks import Ids
 from ..drafters import ModelDrafter
 from ..drafters.base import Noise
-from ..errors import ShapeError, ValueRangeError
+from ..drafters.checks import kind_of
+from ..errors import DtypeError, ShapeError, ValueRangeError
 from ..types import Array
 from .caches import NAME
 
@@ -40,6 +41,8 @@ class CausalLM:
         The model is in training mode, its cache cannot be cropped, or a prompt id is outside its vocabulary.
     ShapeError
         The prompt is empty.
+    DtypeError
+        ``model`` is none.
 
     Examples
     --------
@@ -58,6 +61,9 @@ class CausalLM:
     """
 
     def __init__(self, model: Any) -> None:
+        if isinstance(model, type) or not hasattr(model, "get_input_embeddings"):
+            remedy = "load one, as with AutoModelForCausalLM.from_pretrained(name).eval()"
+            raise DtypeError(f"model must be a PreTrainedModel of transformers, got {kind_of(model)}: {remedy}")
         if model.training:
             raise ValueRangeError("model must be in evaluation mode, got training mode: call model.eval()")
         self.model = model
