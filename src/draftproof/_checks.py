@@ -1,4 +1,4 @@
-"""The only place where an argument error is worded: argument, what was expected, what came, how to mend it.
+"""The errors about arguments that operations share: argument, what was expected, what came, how to mend it.
 
 Kinds, dtypes and shapes are checked when a function is called (``rows``, ``per_row``, ``ids``, ...). Values of arrays
 are checked by ``values`` where the operation runs, since a compiled graph has no values before that: on the CPU a bad
