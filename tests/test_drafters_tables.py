@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import tracemalloc
 from collections import Counter
 from types import SimpleNamespace
@@ -11,11 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftproof import SamplingParams, SpeculativeDecoder
 from draftproof.drafters import (
     CorpusDrafter,
     MixDrafter,
@@ -23,15 +19,14 @@ from draftproof.drafters import (
     NgramDrafter,
     RecyclingDrafter,
     SuffixDrafter,
-    candidates,
 )
 from draftproof.drafters.automaton import SuffixAutomaton
-from draftproof.drafters.candidates import most_likely
 from draftproof.drafters.chances import Chances
 from draftproof.drafters.mix import promise
 from draftproof.errors import DtypeError, ShapeError, ValueRangeError
 from draftproof.testing import TableModel
 from draftproof.types import Draft
+from proposing import propose
 from remedies import refused
 
 # Repetitive ones too: few letters, or pieces of a sentence again and again.
@@ -41,14 +36,6 @@ TEXTS = st.one_of(
     st.lists(st.integers(0, 4), max_size=40),
     PIECES.map(lambda pieces: [token for piece in pieces for token in piece]),
 )
-
-
-def propose(state: Any, ids: list[int], width: int = 6) -> Draft:
-    draft = state.propose(np.array(ids, np.int64), width, params=SamplingParams(), seed=0, offset=len(ids))
-    assert draft.logits is None
-    assert len(draft.tokens) == len(draft.acceptance) <= width
-    assert all(0 <= chance <= 1 for chance in draft.acceptance)
-    return draft
 
 
 def ends(text: list[int], piece: list[int]) -> list[int]:
@@ -167,75 +154,6 @@ def test_corpus_grows() -> None:
     drafter.add([1, 2, 9, 8])
     assert propose(state, [0, 1, 2]).tokens.tolist() == [9, 8]
     assert propose(drafter.start(), [5, 1, 2]).tokens.tolist() == [9, 8]
-
-
-@pytest.fixture(params=["core", "no core"])
-def _core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "no core":
-        monkeypatch.setattr(candidates, "core", None)
-
-
-KINDS = {
-    "numpy": np.asarray,
-    "strided": lambda row: np.stack([row, row], axis=1)[:, 0],
-    "float64": lambda row: np.asarray(row, np.float64),
-    "torch": torch.tensor,
-    "bfloat16": lambda row: torch.tensor(row).bfloat16(),
-    "grad": lambda row: torch.tensor(row, requires_grad=True),
-}
-
-
-@pytest.mark.usefixtures("_core")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("vocab", [1, 5, 64, 130, 5000])
-def test_most_likely(kind: str, vocab: int) -> None:
-    rng = np.random.default_rng(vocab)
-    for count in (1, 2, 8, 8, 8, 70, 200):
-        row = KINDS[kind](rng.permutation(vocab).astype(np.float32) / 8)
-        found = most_likely(row, count)
-        values = row.tolist()
-        best = max(values)
-        # Of bfloat16 logits some are equal, and torch may rank those as it likes.
-        ranked = sorted(range(vocab), key=lambda i: (-values[i], i))[:count]
-        weighed = [i for i in ranked if best - values[i] < 40]
-        assert [values[i] for i in found] == [values[i] for i in weighed]
-        if kind != "bfloat16":
-            assert list(found) == weighed
-        assert list(found.values()) == [2.0 ** -round((best - values[i]) / np.log(2)) for i in found]
-
-
-@pytest.mark.usefixtures("_core")
-@pytest.mark.parametrize("kind", ["numpy", "torch"])
-def test_most_likely_of_infinite_logits(kind: str) -> None:
-    def found(row: list[float], count: int) -> dict[int, float]:
-        return most_likely(KINDS[kind](np.array(row, np.float32)), count)
-
-    assert found([1, -np.inf, np.inf, 0, np.inf], 4) == {2: 1.0, 4: 1.0}
-    assert found([1, -np.inf, -np.inf], 3) == {0: 1.0}
-    assert found([np.nan] * 3, 2).keys() <= {0, 1, 2}
-    assert found([-np.inf] * 3, 2).keys() <= {0, 1, 2}
-
-
-@pytest.mark.usefixtures("_core")
-@pytest.mark.parametrize("vocab", [3, 600, 5000])
-@pytest.mark.parametrize("masked", [-np.inf, np.finfo(np.float32).min])
-def test_most_likely_of_equal_logits(vocab: int, masked: float) -> None:
-    """The lower ids, also where a mask leaves fewer than asked for, or one logit is NaN."""
-    row = np.zeros(vocab, np.float32)
-    assert list(most_likely(row, 3)) == [0, 1, 2]
-    row[:] = masked
-    row[[0, vocab - 1]] = 1
-    assert most_likely(row, 3) == {0: 1.0, vocab - 1: 1.0}
-    row[1] = np.nan
-    assert len(most_likely(row, 2)) <= 2
-
-
-@pytest.mark.usefixtures("_core")
-def test_more_candidates_than_tokens() -> None:
-    state = RecyclingDrafter(candidates=10**30).start()
-    propose(state, [1])
-    state.accept(0, 1, np.array([[0, 2, 1]], np.float32))
-    assert propose(state, [1, 1]).tokens.tolist()[:2] == [1, 1]
 
 
 def test_recycling_against_a_table() -> None:
@@ -488,63 +406,3 @@ def test_members_of_a_mix_that_misbehave() -> None:
     member.draft = None  # type: ignore[assignment]
     with refused(DtypeError, r"Member.start must be an object with propose\(\), accept\(\), got NoneType"):
         MixDrafter([member]).start()
-
-
-CHANGING = {"read", "append", "_grow", "_add", "advance", "settle", "_enter"}
-
-
-class InterruptedAt:
-    """Raises KeyboardInterrupt at one line that the tables run, counted from 0."""
-
-    def __init__(self, line: int) -> None:
-        self.left = line
-
-    def __enter__(self) -> None:
-        sys.settrace(self.call)
-
-    def __exit__(self, *error: object) -> None:
-        sys.settrace(None)
-
-    def call(self, frame: Any, *_: object) -> Any:
-        name, file = frame.f_code.co_name, frame.f_code.co_filename
-        return self.line if name in CHANGING and "drafters" in file else None
-
-    def line(self, frame: Any, event: str, _: object) -> Any:
-        self.left -= event == "line"
-        if self.left == -1:
-            self.left = -2
-            raise KeyboardInterrupt
-        return self.line
-
-
-@pytest.mark.parametrize(
-    "drafter",
-    [SuffixDrafter(), SuffixDrafter(capacity=12), NgramDrafter(), RecyclingDrafter(), MixDrafter()],
-    ids=lambda d: type(d).__name__,
-)
-def test_an_interrupted_table_is_read_again(drafter: Any) -> None:
-    """Wherever Ctrl-C comes, generation goes on afterwards."""
-    model = TableModel(seed=3)
-    plain = SpeculativeDecoder(drafter, model).generate([1, 2, 1, 2, 1], max_new=12)
-    interrupted = 0
-    for line in range(0, 700, 5):
-        decoder = SpeculativeDecoder(drafter, model)
-        try:
-            with InterruptedAt(line):
-                decoder.generate([1, 2, 1, 2, 1], max_new=12)
-        except KeyboardInterrupt:
-            interrupted += 1
-            assert decoder.resume() == plain, line
-    assert interrupted > 20
-
-
-def test_an_interrupted_text_is_not_in_the_corpus() -> None:
-    text = [3, 1, 2, 3, 4, 1, 1, 2]
-    for line in range(0, 300, 7):
-        drafter, expected = (CorpusDrafter([[1, 2, 3, 1, 2, 4]]) for _ in range(2))
-        with contextlib.suppress(KeyboardInterrupt), InterruptedAt(line):
-            drafter.add(text)
-            expected.add(text)
-        drafter.add([9, 9])
-        expected.add([9, 9])
-        assert vars(drafter.automaton) == vars(expected.automaton)
